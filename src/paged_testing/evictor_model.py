@@ -227,7 +227,7 @@ def evictor_cost(
     """
     evictor, random, chained = make(num_blocks), Random(0), how == "a chain"
     idle = [BlockId(block) for block in range(num_blocks)]
-    infos = iter([_info(now, num_blocks, random) for now in range(1, 3 * num_blocks + 1)])
+    infos = iter([_info(now, num_blocks, random) for now in range(1, 5 * num_blocks + 1)])
     used = random.choices(idle[:num_held], k=num_blocks)
     demanding = evictor if isinstance(evictor, SupportsDemand) and how != "alike" else None
 
@@ -256,6 +256,7 @@ def evictor_cost(
             demanding.wanted(block, True)
     for block in idle[num_held:]:
         evictor.remove(block)
+    remove_add_evict()  # as much is remembered as may be
     return instructions(remove_add_evict, package, everywhere=True) / num_blocks
 
 

@@ -74,6 +74,10 @@ WRONG_SECONDS = {
         if work.decode_sequences > 256
         else _seconds(own, work)
     ),
+    # goes over all tokens
+    "LoopingCostModel": lambda own, work: (
+        _seconds(own, work) + 1e-9 * sum(1 for _ in range(work.prefill_tokens % (1 << 21)))
+    ),
     # keeps the work of each step
     "KeepingCostModel": lambda own, work: own.works.append(work) or _seconds(own, work),
     # times go by the hash of a text

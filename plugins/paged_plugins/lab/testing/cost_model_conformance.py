@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from itertools import pairwise, permutations, product
 from math import inf
 from random import Random
@@ -18,6 +19,7 @@ from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cost_model import CostModel, CostModelContext, StepWork
 from paged_testing.options import each_option
 from paged_testing.repeats import Repeats
+from paged_testing.use import instructions
 
 _PARTS = [field.name for field in fields(StepWork)]
 _UNBOUNDED = ("prefill_context", "prefill_pairs", "decode_context")
@@ -84,7 +86,8 @@ class CostModelConformance(Repeats):
             models[0].seconds(work)
             models[-1].seconds(work)
         model = models[len(models) // 2]
-        works: list[Any] = [_told(model, work) for work in step_works()]
+        grown = (replace(_A_STEP, prefill_tokens=2**power) for power in range(24))
+        works: list[Any] = [_told(model, work) for work in (*step_works(), *grown)]
         with suppress(SettingsError):
             works.append((model.num_blocks(16), model.max_model_len))
         return {"written steps": works}
@@ -134,6 +137,19 @@ class CostModelConformance(Repeats):
                 "where other work was asked for before it: equal work takes equal time, whatever "
                 "the earlier calls were"
             )
+
+    def test_large_steps_take_no_more_instructions(self) -> None:
+        model = self.make_cost_model()
+        small, large = (
+            instructions(
+                partial(_told, model, StepWork(**dict.fromkeys(_PARTS, size))), self.package
+            )
+            for size in (10**3, 10**6)
+        )
+        assert large <= 2 * small + 400, (
+            f"a step of which all parts are 1,000 takes {small} instructions and items, {large} "
+            "where they are 1,000,000: the work may not grow with them"
+        )
 
     def test_more_work_never_takes_less_time(self) -> None:
         """Also where a kernel or a graph ends, and another begins."""
@@ -229,6 +245,9 @@ class CostModelConformance(Repeats):
         return count
 
     def test_the_longest_sequence_has_a_token(self) -> None:
-        longest = self.make_cost_model().max_model_len
+        model = self.make_cost_model()
+        longest = model.max_model_len
+        _told(model, _A_STEP)
+        assert model.max_model_len == longest, "max_model_len is another after a step"
         assert longest is None or type(longest) is int, f"max_model_len is {longest!r}, no int"
         assert longest is None or longest >= 1
