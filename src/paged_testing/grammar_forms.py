@@ -53,7 +53,7 @@ FORMS: Mapping[str, tuple[Mapping[str, Any], Check]] = {
     "object": ({"json": _PERSON}, _json(_is_person)),
     "compact": (
         {"json": _PERSON, "disable_any_whitespace": True},
-        lambda t: _is_person(json.loads(t)) and not re.search(r"\s", _STRING.sub("", t)),
+        lambda t: _json(_is_person)(t) and not re.search(r"\s", _STRING.sub("", t)),
     ),
     "anything": ({"json_object": True}, _json(lambda v: isinstance(v, dict))),
     "grammar": (
