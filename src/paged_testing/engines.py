@@ -201,7 +201,7 @@ def _greedy(max_tokens: int, n: int = 1, **more: Any) -> SamplingParams:
 
 
 _UNEVEN = SamplingParams(max_tokens=8, n=4, temperature=1.0, stop_token_ids=range(0, 1024, 3))
-"""Of which each sequence ends at another time."""
+"""Sequences of a request end at different times."""
 _USES: Sequence[Sequence[_Asked]] = (
     (  # three compete, one is aborted before it has run, and one while it runs
         *(_Asked(length, _greedy(6)) for length in (8, 7, 6)),

@@ -9,7 +9,6 @@ from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from itertools import count
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
@@ -31,8 +30,6 @@ from paged_testing.telling import modules
 
 _SECONDS = 20
 """In which each request is answered."""
-_clients = count(1024)
-"""Numbers of clients: no two have the same address, or the same headers."""
 _OF_A_LOOP = (asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Queue)
 
 
@@ -148,6 +145,8 @@ class WatchedService(Service):
 
     client: Client
     is_full = takes_thread = False
+    num_clients = 1024
+    """Number of the next one: no two have the same address, or the same headers."""
 
     def health(self) -> ClientHealth:
         most = self.options.max_waiting_requests if self.is_full else 0
@@ -215,7 +214,7 @@ async def serving(
 
 
 async def ask(
-    service: Service,
+    service: WatchedService,
     routes: Sequence[BaseRoute],
     method: str,
     path: str,
@@ -229,7 +228,8 @@ async def ask(
         body: bytes, or what is sent as JSON; ``None``: nothing.
         until: waits for what makes the client go; ``None``: nothing does.
     """
-    router, number = _Router(routes, redirect_slashes=False), next(_clients)
+    router, number = _Router(routes, redirect_slashes=False), service.num_clients
+    service.num_clients += 1
     app = Gate(router, service, Keys(()), Hosts(()), ())
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     received: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
