@@ -22,9 +22,8 @@ from paged_core.sequence import SequenceGroup, SequenceState
 from paged_core.settings.schema import Resolved, settings_class
 from paged_core.text.front_end import FrontEnd
 from paged_core.text.generation import Generation
-from paged_plugins.server.service import Service
 from paged_plugins.server.settings import HttpSettings
-from paged_plugins.server.testing.services import ask
+from paged_plugins.server.testing.services import WatchedService, ask
 from server.told import END, LENGTH, told_tokens
 
 
@@ -99,7 +98,8 @@ class ToldServer:
         assert tokenizer is not None
         settings = settings_class(registry)(model=str(folder), **options)
         self.client = ToldClient(tokenizer, drawn)
-        self.service = Service(self.client, Resolved(settings, {}, registry), HttpSettings())
+        resolved = Resolved(settings, {}, registry)
+        self.service = WatchedService(self.client, resolved, HttpSettings())
         self._routes = [
             route
             for chosen in settings.routes  # type: ignore[attr-defined]
