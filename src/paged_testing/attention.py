@@ -483,10 +483,7 @@ class AttentionConformance(ComponentConformance):
     def test_deterministic_results_do_not_depend_on_the_batch(self) -> None:
         """In any bit; or ``check`` refuses the setting, and the test is skipped."""
         torch: Any = import_module("torch")
-        kind, members = type(self), {"_registry": self.registry, "deterministic": True}
-        kit = type(kind.__name__, (kind,), members)()
-        vars(kit).update(vars(self))
-        backend = kit.make()
+        backend = self.variant(deterministic=True).make()
         cached = (130, 139, 149, 254, 132, 33)
         chunks = [*((each, 1) for each in cached), (9, 5), (0, 12)]
         for dtype in self.dtypes:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from inspect import getsourcefile, getsourcelines, isfunction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from unittest.mock import patch
 
 import pytest
@@ -289,16 +289,14 @@ class ComponentConformance:
         """Small and large numbers, and all choices, as far as its settings class permits them."""
         if reason := self.refusal():
             pytest.skip(reason)
-        kind, registry, others = type(self), self.registry, self.other_settings()
+        registry, others = self.registry, self.other_settings()
         tried = "\n".join(str(*each.values()) for each in others)
         tried = tried or "none: its settings class has nothing to vary"
         if self._request is not None:
             self._request.node.add_report_section("call", "options that were tried", tried)
-        members = {"_registry": registry, "expected": lambda self, *_: None}
         for each in others:
             (table,) = each.values()
-            other = type(kind.__name__, (kind,), {**members, **each})()
-            vars(other).update(vars(self))
+            other = self.variant(expected=lambda self, *_: None, **each)
             try:
                 if refusal(registry, self.record, other.options) is None:
                     other.check_written()
@@ -316,6 +314,13 @@ class ComponentConformance:
                 raise
 
     # ------------------------------------------------------------------ for subclasses
+
+    def variant(self, **attributes: Any) -> Self:
+        """Return the same cases, of a class with other attributes."""
+        kind, members = type(self), {"_registry": self.registry, **attributes}
+        made: Self = type(kind.__name__, (kind,), members)()
+        vars(made).update(vars(self))
+        return made
 
     def check_written(self) -> None:
         """Check written cases, without what a test expects of the options that it names."""

@@ -378,6 +378,9 @@ def _counts(place: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping | list):
         yield f"length of {place}", len(value)
         for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            assert isinstance(key, str) or not isinstance(value, Mapping), (
+                f"{place} has the key {key!r}: JSON has texts alone"
+            )
             yield from _counts(f"{place}[{key!r}]", each)
     elif isinstance(value, int) and value < 1_000_000:  # no time
         yield place, value

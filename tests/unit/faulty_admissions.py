@@ -172,6 +172,8 @@ WRONG_DECISIONS = {
     "HurriedAdmission": lambda own, request, load, now: Refused("full", -1.0),
     "CommonAdmission": _count,
     "RelativeAdmission": lambda own, request, load, now: Held(5.0) if load.num_waiting else None,
+    # until the next slot of time
+    "SlottedAdmission": lambda own, request, load, now: Held(now // 2 * 2 + 3),
     "CountingAdmission": _refuse_many,
 }
 globals().update(with_another(__name__, _Right, "decide", WRONG_DECISIONS))

@@ -309,6 +309,7 @@ OF_REPORTS = {
     # what it goes on to write to
     "ReferringObserver": lambda self, since: self.last,
     "SetObserver": lambda self, since: set(self.last),
+    "KeyedObserver": lambda self, since: {7: 0},
     # what comes only once
     "PoppingObserver": lambda self, since: [self.steps, self.__dict__.update(steps=0)][:1],
     # nothing after a number of another engine

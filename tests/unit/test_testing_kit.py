@@ -69,6 +69,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "ListingAllocator": "of equal content",
     "RootedAllocator": "a prefix",
     "CrowdedEvictor": "which are of equal content",
+    "KeyedObserver": "JSON has texts alone",
     "ReadObserver": "not what it did before others asked",
     "PairingObserver": "look at each a few times",
     "CachedCostModel": "changes the cache of unit.faulty_cost_models.CachedCostModel._of_tokens",
@@ -145,7 +146,8 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "RereadingScheduler": "in which requests decode",
     "ShrinkingScheduler": "one burst after the other",
     **dict.fromkeys(
-        ("RelativeAdmission", "LastingAdmission", "DatedAdmission"), "which may begin anywhere"
+        ("RelativeAdmission", "LastingAdmission", "DatedAdmission", "SlottedAdmission"),
+        "which may begin anywhere",
     ),
     "OverdueAdmission": "retry_after=-",
     "GrudgingAdmission": "still take",

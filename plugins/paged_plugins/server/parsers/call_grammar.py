@@ -60,15 +60,9 @@ def calls_grammar(
     return "\n".join(rules)
 
 
-def arguments_schema(function: Function) -> dict[str, Any]:
-    """Return the schema of arguments, an object in any case."""
-    return {"type": "object", **function.parameters}
-
-
 def property_schemas(function: Function) -> dict[str, dict[str, Any]]:
     """Return the schema of each argument, with all that it can refer to."""
-    schema = arguments_schema(function)
-    kept = ("$defs", "definitions")
+    schema, kept = function.parameters, ("$defs", "definitions")
     shared: dict[str, Any] = {key: schema[key] for key in kept if key in schema}
     properties = schema.get("properties") or {}
     return {

@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 from paged_plugins.server.parsers.call_grammar import (
     Literal,
-    arguments_schema,
     calls_grammar,
     literals,
 )
@@ -81,7 +80,7 @@ class MarkedFormat(ToolFormat):
         """Return the rules of one call, the first of this name; its arguments are JSON."""
         said = json.dumps(function.name)
         before = written.before.replace('"{}"', said).replace("{}", function.name)
-        schema = json.dumps(arguments_schema(function))
+        schema = json.dumps(function.parameters)
         return (
             f"{name}: {text(before)} {name}_arguments {text(written.behind)}",
             f"{name}_arguments: %json {schema}",

@@ -39,7 +39,10 @@ class Function:
 
     name: str
     parameters: Mapping[str, Any]
-    """The JSON schema of its arguments, which are an object."""
+    """The JSON schema of its arguments, an object in any case: also where none was said."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", {**self.parameters, "type": "object"})
 
 
 Functions = Mapping[str, Mapping[str, Any]]

@@ -289,8 +289,9 @@ class RoutesConformance(ComponentConformance):
 
         made, service.client.is_held = _endpoints(routes), True
         for route in made:
-            body, path = _usual(route, service, text), _paths(route)[0]
-            gone = (ask(service, made, route.method, path, body, until=until) for _ in range(times))
+            texts = (f"{text} {number}" for number in range(times))  # none was answered before
+            bodies, path = (_usual(route, service, each) for each in texts), _paths(route)[0]
+            gone = (ask(service, made, route.method, path, body, until=until) for body in bodies)
             await asyncio.gather(*gone)
         await asyncio.sleep(0)
         service.client.is_held = False

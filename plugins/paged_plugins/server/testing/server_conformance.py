@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing, suppress
 from itertools import count
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import pytest
@@ -50,10 +50,9 @@ class ServerConformance(ComponentConformance):
         assert isinstance(made, Server)
         return made
 
-    def other(self, **options: Any) -> ServerConformance:
+    def other(self, **options: Any) -> Self:
         """Return the cases of other options."""
-        table = {"component": {**self._table, **options}, "_registry": self.registry}
-        return type(type(self).__name__, (type(self),), table)()  # type: ignore[no-any-return]
+        return self.variant(component={**self._table, **options})
 
     def run(self, test: Any, *, start: bool = True) -> None:
         """Run a test with a server that listens."""

@@ -56,7 +56,6 @@ _LONG, _ITEMS = '{"a": [', ('{"b": 1}, ', '"}", ', "[], ")
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
 PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
     "properties": {
         "a": {"enum": ['"quoted" \\ {[(,;)]}', "</tool_call>", "\n\u4e16", True, None, -1.5]},
         "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
@@ -337,8 +336,8 @@ class ToolParserConformance(ParserCases):
         made = self.build()
         made.grammar([Function("other", {})], parallel=True, tokens=tokens)  # of another request
         grammar = made.grammar(functions, parallel=parallel, tokens=tokens)
-        given = [(each.name, each.parameters) for each in functions]
-        assert given == [*parameters.items()], "it changed the functions that it was given"
+        given = [Function(*each) for each in parameters.items()]
+        assert functions == given, "it changed the functions that it was given"
         return cases, cases.make().compile(StructuredOutputs(grammar=grammar))
 
     def test_the_grammar_accepts_the_calls_that_are_written(self) -> None:
