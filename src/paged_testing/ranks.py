@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -40,7 +41,8 @@ class RankProcess:
     def send(self, *message: Any) -> None:
         """Ask it to ``join`` a group, to ``call`` or to ``leave``."""
         with suppress(OSError):  # it has ended, which its answer says
-            self._channel.send(ANSWER, pickle.dumps(message))
+            # what is imported may lie where nothing was when the process was started
+            self._channel.send(ANSWER, pickle.dumps((sys.path, pickle.dumps(message))))
 
     def answer(self, seconds: float) -> Any:
         """Return its answer.
@@ -141,7 +143,8 @@ def main(parent: Parent) -> None:
     tensors = _Tensors()
     while True:
         try:
-            what, *arguments = pickle.loads(channel.receive()[1])
+            sys.path[:], message = pickle.loads(channel.receive()[1])
+            what, *arguments = pickle.loads(message)
         except (EOFError, OSError):
             return
         answer: Any = None

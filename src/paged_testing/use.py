@@ -122,7 +122,8 @@ def growth(
     Args:
         use: one use, of a number of its own.
         package: whose instructions count; ``None``: they are not counted.
-        most: bytes of which there is no need to look for more, if as many uses leave them again.
+        most: bytes that are no buffer, which is emptied at times; they are looked at after many
+            uses alone.
 
     Raises:
         AssertionError: more uses leave more and more, or they change what modules or classes keep.
@@ -150,19 +151,17 @@ def growth(
 
         left(2 * few)
         grown, more = left(num_uses), list[int]()
-        if grown >= most:  # by what else goes on in the process, perhaps
-            grown = min(grown, left(num_uses))
-        to_come = [few] * _MEASURES + [num_uses] * _MORE_MEASURES  # a buffer is emptied at times
+        to_come = [few] * (_MEASURES if grown < most else 0) + [num_uses] * _MORE_MEASURES
         is_growing = grown > _BYTES_A_USE * num_uses
         while is_growing:
-            assert to_come and grown < most, (
+            assert to_come, (
                 f"{num_uses} uses that have ended still take {grown} bytes, those after them "
-                f"{more}: what it keeps is too much, or grows for ever; "
-                f"{_allocating(partial(go_on, few), package)}"
+                f"{more}: what it keeps grows for ever; {_allocating(partial(go_on, few), package)}"
             )
             times = to_come.pop(0)
             more.append(left(times))
             is_growing = more[-1] > (_BYTES_A_USE * times if times == num_uses else 0)
+        grown = min([grown, *more])
     check_shared(shared, package, "its uses change")
     return grown, before, cost()
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from paged_testing import (
     settings_round_trip,
     simple_request,
 )
+from paged_testing.ranks import RankProcess
 from paged_testing.use import growth, last_place
 from unit.faulty_evictors import LeakyEvictor
 from unit.faulty_settings import registry_of
@@ -327,6 +329,17 @@ USUAL = frozenset(
     }
 )
 """Two or so of each class, which are found in seconds: the others are of the long run."""
+
+
+def test_a_rank_imports_what_came_after_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks go on from one module of tests to the next, whose folder was not on the path."""
+    with closing(RankProcess()) as rank:
+        (tmp_path / "rank_came_later.py").write_text("class Later: pass")
+        monkeypatch.syspath_prepend(tmp_path)
+        rank.send("held", import_module("rank_came_later").Later())
+        assert rank.answer(60) is not None
 
 
 @pytest.mark.heavy

@@ -10,8 +10,8 @@ from paged_core.plugins.chosen_component import ChosenComponent
 from paged_core.plugins.component import ComponentSettings
 from paged_core.settings.types import memory_size
 
-_MAX_SECONDS = 1e9
-"""Seconds that all clocks of a system can wait for."""
+_MAX_SECONDS = 1e6
+"""What waits counts milliseconds in 32 bits."""
 _MAX_RANKS = 64
 
 
