@@ -140,6 +140,7 @@ def growth(
     go_on(num_uses // 4)
     before, shared = cost(), shared_state(package)
     few = _IN_TURNS if num_uses >= 8 * _IN_TURNS else max(2, num_uses // 8)
+    turns = -(-_IN_TURNS // few)
     with memory_traced() as allocated:
         last = 0
 
@@ -160,7 +161,10 @@ def growth(
             )
             times = to_come.pop(0)
             more.append(left(times))
-            is_growing = more[-1] > (_BYTES_A_USE * times if times == num_uses else 0)
+            if times == num_uses:
+                is_growing = more[-1] > _BYTES_A_USE * times
+            else:  # in fewer uses, what is not the component's is more and less by turns
+                is_growing = len(more) < turns or sum(more[-turns:]) > 0
         grown = min([grown, *more])
     check_shared(shared, package, "its uses change")
     return grown, before, cost()
