@@ -11,7 +11,7 @@ from paged_core.plugins.component import ComponentSettings
 from paged_core.settings.types import memory_size
 
 _MAX_SECONDS = 1e6
-"""What waits counts milliseconds in 32 bits."""
+"""Polls count milliseconds in 32 bits."""
 _MAX_RANKS = 64
 
 
