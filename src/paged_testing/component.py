@@ -30,7 +30,7 @@ from paged_testing.engines import (
 from paged_testing.options import other_options, unbounded
 from paged_testing.shared import check_shared, shared_state
 from paged_testing.unused import unused_options
-from paged_testing.use import growth, last_place
+from paged_testing.use import growth
 
 
 def settings_round_trip(
@@ -72,7 +72,7 @@ def _placed(test: Callable[..., None]) -> Callable[..., None]:
             with suppress(Exception):
                 said = "\n".join((str(error), *getattr(error, "__notes__", ())))
                 if _AT not in said and f"{getsourcefile(self.record.load())}:" not in said:
-                    error.add_note(self.place(lambda: test(self, *args, **kwargs)))
+                    error.add_note(self.place())
             raise
 
     return run
@@ -367,10 +367,8 @@ class ComponentConformance:
         """The top-level package of the component."""
         return self.record.factory.partition(".")[0].partition(":")[0]
 
-    def place(self, test: Callable[[], object]) -> str:
-        """Return where the author of the component looks first after a test has failed."""
-        if place := last_place(test, self.package):
-            return f"{_AT} returned last at {place}: what was asked of it, not where its mistake is"
+    def place(self) -> str:
+        """Return where the component is."""
         made = self.record.load()
         return f"{_AT} is at {getsourcefile(made)}:{_first_line(made)}"
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from io import FileIO
 from itertools import count, product
@@ -39,13 +39,14 @@ from paged_testing.engines import (
     BOTH_PREEMPTIONS,
     build_memory_engine,
     check_observers,
+    go_on,
     serve,
     serves_again,
 )
 from paged_testing.happenings import HAPPENINGS, deciding
 from paged_testing.policy_subjects import extreme_requests, untouched, written_requests
 from paged_testing.served import check_served
-from paged_testing.use import instructions, waits_watched
+from paged_testing.use import growth, instructions, waits_watched
 from paged_testing.workloads import (
     FOR_EVERY_POLICY,
     SITUATIONS,
@@ -106,8 +107,16 @@ class ObserverConformance(ComponentConformance):
         return engine, witness
 
     def uses(self) -> Callable[[int], object]:
-        """Events of three requests from arrival to end, and of one that is refused."""
+        """Events of a few requests from arrival to end, and of one that is refused."""
         return self._serves_and_refuses(self._small_engine())
+
+    def growth(self) -> tuple[int, float, float]:
+        """Also by uses of an engine that is never idle."""
+        grown, before, after = super().growth()
+        engine = self._small_engine(self._folder / "lasting", num_blocks=24)
+        lasting = growth(partial(go_on, engine), self.num_uses, self.package, self.bytes_free)
+        check_observers(engine)
+        return max(grown, lasting[0]), before, after
 
     def _serves_and_refuses(self, engine: Engine) -> Callable[[int], object]:
         serves = serves_again(engine)
@@ -135,11 +144,12 @@ class ObserverConformance(ComponentConformance):
         names = sorted(str(file.name) for file in _open_files() - before)
         assert not names, f"close() leaves files open: {', '.join(names)}"
 
-    def _small_engine(self) -> Engine:
+    def _small_engine(self, folder: Path | None = None, num_blocks: int = 7) -> Engine:
+        table = {**self.watching, **self.table(folder)} if folder else self.watching
         engine = build_memory_engine(
             self.registry,
-            observers=[self.watching],
-            num_blocks=7,
+            observers=[table],
+            num_blocks=num_blocks,
             max_model_len=24,
             **BOTH_PREEMPTIONS,
         )
@@ -271,6 +281,43 @@ class ObserverConformance(ComponentConformance):
         assert sizes[1] <= 1.25 * sizes[0] + 64, (
             f"a report has {sizes[0]:,} characters after {self.num_uses} uses that have ended, "
             f"{sizes[1]:,} characters after as many more: its size has to be bounded"
+        )
+        for field in ("id", "tenant", "session", "cache_salt"):
+            named: dict[str, Any] = {field: 50_000 * "x"}
+            engine.add(replace(simple_request("A", 5, 3), **named))
+            while engine.has_unfinished:
+                engine.step()
+                longest = max(len(text) for _, text in _reports(observer))
+                assert longest <= 1.25 * sizes[1] + 16_384, (
+                    f"a report has {longest:,} characters where the {field} of a request has "
+                    f"50,000, {sizes[1]:,} before: cut the texts of requests"
+                )
+
+    def test_a_reader_who_goes_on_hears_all(self) -> None:
+        """A request ends before each report, and more of them than are kept."""
+        engine = self._small_engine()
+        observer = engine.observers[0]
+        whole = observer.report(0) if isinstance(observer, SupportsReport) else None
+        named = whole.items() if isinstance(whole, Mapping) else ()
+        readers = {key: _Reader() for key, value in named if type(value) is int}
+        if not readers:
+            pytest.skip("its reports name no number to go on with")
+        assert isinstance(observer, SupportsReport)
+        for number in range(self.num_uses):
+            asked = unlike([simple_request("A", 5, 3)], number)[0]
+            serve(engine, Workload(((0, asked),)))
+            whole = observer.report(0)
+            for key, reader in readers.items():
+                reader.hear(observer.report(reader.since), whole, key)
+        keys = [key for key in ("cursor", "next") if key in readers] or [*readers]
+        reader = min((readers[key] for key in keys), key=lambda each: each.sizes[-1])
+        if reader.sizes[-1] >= _size(whole):
+            return  # all is reported to each
+        assert not reader.missed, reader.missed
+        soon, late = min(reader.sizes[1:3]), min(reader.sizes[3:])
+        assert late >= soon, (
+            f"a reader who gives each number back hears {soon} values of a request at first, and "
+            f"{late} later: also what comes after more than is kept is to be reported"
         )
 
     def test_many_requests_may_wait(self) -> None:
@@ -406,6 +453,45 @@ def _reports(observer: SupportsReport) -> Iterator[tuple[object, str]]:
             yield report, json.dumps(report, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise AssertionError(f"report({since}) returns no plain data: {error}") from None
+
+
+def _size(value: object) -> int:
+    """Return how many values there are in plain data."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list) else 1
+
+
+class _Reader:
+    """One who asks for reports, each with the number that the one before it named."""
+
+    def __init__(self) -> None:
+        self.since = 0
+        self.sizes = list[int]()
+        self.logs: dict[str, tuple[list[object], list[object]]] | None = None
+        """Of each list that every request makes longer: all of it, and what was heard of it."""
+        self.missed = ""
+        """What it heard and should not have, or should have heard."""
+
+    def hear(self, report: Mapping[str, Any], whole: Mapping[str, Any], key: str) -> None:
+        """Take a report, and what one since the beginning is now."""
+        since, self.since = self.since, report[key]
+        self.sizes.append(_size(report))
+        if self.logs is None:
+            self.logs = {name: ([], []) for name, each in whole.items() if isinstance(each, list)}
+        before, self.logs = self.logs, {}
+        for name, (earlier, heard) in before.items():
+            now, more = [*whole[name]], [*report.get(name, ())]
+            if len(now) == len(earlier) or now[: len(earlier)] != earlier:
+                continue  # some is not kept
+            if earlier and more == now:
+                continue  # all is reported to each
+            self.logs[name] = now, heard + more
+            if heard + more != now and not self.missed:
+                self.missed = (
+                    f"report({since}), {key!r} of the report before, has the {name} {more}; with "
+                    f"those heard before these are {heard + more}, and report(0) has {now}"
+                )
 
 
 class _Before(Observer):

@@ -20,7 +20,7 @@ from itertools import count
 from math import inf
 from subprocess import Popen
 from threading import Condition, Thread, get_ident
-from types import CodeType, FrameType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from paged_testing.shared import check_shared, shared_state
@@ -370,39 +370,6 @@ def _chance(frame: FrameType, event: str, called: Any) -> str | None:
     if is_global or unseeded or called is os.urandom:
         return "draws a random number without a seed"
     return None
-
-
-def last_place(function: Callable[[], object], package: str) -> str | None:
-    """Call again what has failed; return the line in which code of a package returned last.
-
-    Calls of ``close`` do not count: a ``with`` statement makes them after the failure. Accessors
-    do where nothing else has returned.
-    """
-    last: str | None = None
-    accessor: str | None = None
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal accessor, last
-        if event == "return" and package_of(frame) == package:
-            is_closed = any(each.f_code.co_name == "close" for each in _callers(frame))
-            if _is_accessor(frame.f_code):
-                accessor = _place(frame)
-            elif not is_closed:
-                last = _place(frame)
-
-    with _profiled(profile):
-        try:
-            function()
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-    return last or accessor
-
-
-def _is_accessor(code: CodeType) -> bool:
-    """Return whether it is a method of one line that takes nothing, and is no lambda."""
-    lines = {line for _, _, line in code.co_lines() if line is not None}
-    return len(lines) <= 2 and code.co_argcount == 1 and code.co_name.isidentifier()
 
 
 def _place(frame: FrameType) -> str:

@@ -203,6 +203,20 @@ class SwappedObserver(_Observer):
             self.seen.add(group.id)
 
 
+class IdleObserver(_Observer):
+    """Keeps requests until no request is left."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self.there = 0
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.there += {"added": 1, "finished": -1}.get(event, 0)
+        self.seen.add(str(group.request))
+        if not self.there:
+            self.seen.clear()
+
+
 class CommonObserver(_Observer):
     """Knows, with its class, which requests there are, as if there was one engine."""
 
@@ -250,6 +264,19 @@ class ReadObserver(_Reporting):
     def report(self, since: int, /) -> Any:
         self.last = [number for number in self.last if not 0 < since <= number]
         return {"cursor": self.last[-1] if self.last else 0, "steps": list(self.last)}
+
+
+class RingObserver(_Reporting):
+    """Takes a number for a place among the last steps."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        self.steps += 1
+        self.last.append(step.number)
+        del self.last[:-12]
+
+    def report(self, since: int, /) -> Any:
+        begin = since if since <= self.steps else 0
+        return {"cursor": self.steps, "steps": self.last[begin:]}
 
 
 class PairingObserver(_Observer):
@@ -314,6 +341,8 @@ OF_REPORTS = {
     "PoppingObserver": lambda self, since: [self.steps, self.__dict__.update(steps=0)][:1],
     # nothing after a number of another engine
     "LateObserver": lambda self, since: [self.steps] * (since <= self.steps),
+    # names of any length
+    "NamingObserver": lambda self, since: [group.id for group in self.running],
     # numbers that JSON does not have
     "NanObserver": lambda self, since: self.steps or nan,
     # plain data while nothing runs

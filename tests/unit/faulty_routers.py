@@ -170,6 +170,12 @@ class UnsaltedRouter(FollowingRouter):
         return content_digests(request.prompt, 4)
 
 
+class DeafRouter(FollowingRouter):
+    """Does nothing about changes."""
+
+    def changed(self, held: set[int], kind: str, keys: Sequence[int]) -> None: ...
+
+
 class UnclearedRouter(FollowingRouter):
     """Remembers what caches held before they were cleared."""
 
@@ -223,16 +229,23 @@ class IdleRouter(FaultyRouter):
             del self.kept[request.tenant]
 
 
-class PlacingRouter(FaultyRouter):
-    """Sends a session to a place of its own, whatever replicas hold, which is right."""
-
-    def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
-        for _ in changes:
-            pass
+class PlacingRouter(FollowingRouter):
+    """Sends a session to a place of its own, others to where the fewest blocks are held, whichever
+    these are, which is right.
+    """
 
     def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
-        name = (session or request.id).encode("utf-8", "surrogatepass")
-        return max(replicas, key=lambda number: crc32(b"%d:" % number + name))
+        if session:
+            name = session.encode("utf-8", "surrogatepass")
+            return max(replicas, key=lambda number: crc32(b"%d:" % number + name))
+        return min(
+            replicas,
+            key=lambda number: (
+                len(self.kept[number]) // 16,
+                replicas[number].num_requests,
+                replicas[number].num_routed,
+            ),
+        )
 
 
 RIGHT = (FollowingRouter, PlacingRouter)
@@ -326,6 +339,7 @@ _CLASSES = (
     LastingRouter,
     RereadingRouter,
     UnsaltedRouter,
+    DeafRouter,
     UnclearedRouter,
     LingeringRouter,
     SubsetRouter,

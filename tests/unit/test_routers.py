@@ -47,7 +47,7 @@ CAUGHT_BY = {
     "ClimbingRouter": "with 16 tokens of a prompt|has not returned",
     "SlicingRouter": "with 16 tokens of a prompt|of 16, 512 and 2048 tokens",
     "LastingRouter": "where they have 1024",
-    "RereadingRouter": "can be gone over once",
+    "RereadingRouter": "go through them once",
     "HoardingRouter": "a replica gets no request|bytes allocated",
     **dict.fromkeys(("KeepingRouter", "IdleRouter"), "bytes allocated"),
     "SubsetRouter": "when they have come [1-3] times before",
@@ -64,6 +64,7 @@ CAUGHT_BY = {
     "GrievingRouter": "KeyError|^[0-9]$",
     "RemindedRouter": "40 replicas that have left left",
     "UnsaltedRouter": "of the salt 'a' is sent to",
+    "DeafRouter": "has no effect",
     "UnclearedRouter": "until its cache was `cleared`",
     "LingeringRouter": "left, and is back",
 }

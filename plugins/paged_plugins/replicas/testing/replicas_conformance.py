@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 import pytest
+from psutil import Process
 
 from paged_core.client.choice import ClientContext
 from paged_core.client.engine_client import ClientState, EngineClient, OutputStream
@@ -18,7 +20,8 @@ from paged_plugins.replicas.replicas import Replicas
 from paged_testing.component import ComponentConformance
 
 _SECONDS = 120.0
-_ANSWER = 24
+_ANSWER, _LONG = 24, 900
+_BLOCKS = 256
 
 
 class ReplicasConformance(ComponentConformance):
@@ -31,22 +34,33 @@ class ReplicasConformance(ComponentConformance):
     """
 
     slot: ClassVar[str] = "replicas"
+    _engines: Sequence[Process] = ()
+    """Processes that the client has started."""
 
     def run(self, test: Callable[[Replicas], Awaitable[None]]) -> None:
         """Run a test with a client whose engines all take requests."""
 
         async def main() -> None:
             settings = settings_class(self.registry)(
-                executor="memory", num_blocks=64, max_model_len=128
+                executor="memory", num_blocks=_BLOCKS, max_model_len=1024
             )
             context = ClientContext(
                 settings=settings, registry=self.registry, single=self._no_single
             )
             client = self.build(context)
             assert isinstance(client, Replicas)
+            others = Process().children()
             async with client:
+                await client.start()
                 await until(lambda: len(ready(client)) == len(client.replicas()))
+                self._engines = [each for each in Process().children() if each not in others]
                 await test(client)
+                last = ask(client, 99)
+                await client.drain()
+                assert last.has_ended, "drain() returns while a request is unfinished"
+                with pytest.raises(EngineError):
+                    ask(client, 100)
+            await client.close()
             assert client.health().state is ClientState.FAILED
             with pytest.raises(EngineError):
                 ask(client, 0)
@@ -59,6 +73,8 @@ class ReplicasConformance(ComponentConformance):
     # ------------------------------------------------------------------ written cases
 
     def test_answers_every_request_once(self) -> None:
+        """What is aborted or refused is not there any more."""
+
         async def test(client: Replicas) -> None:
             streams = [ask(client, number) for number in range(8)]
             assert client.health().num_unfinished == 8
@@ -70,7 +86,26 @@ class ReplicasConformance(ComponentConformance):
             assert sum(each.num_routed for each in client.replicas()) == 8
             found = await client.metrics()
             assert found.num_finished == 8
-            assert found.num_blocks == found.num_free_blocks == 64 * len(client.replicas())
+            assert found.num_blocks == found.num_free_blocks == _BLOCKS * len(client.replicas())
+            client.abort("nobody")
+            kept = ask(client, 0)
+            closed, *aborted = (ask(client, number, tokens=_LONG) for number in range(1, 6))
+            with pytest.raises(RequestError):
+                ask(client, 0)  # the id is in use
+            for stream in aborted:
+                client.abort(stream.request.id)
+            closed.close()
+            refused = ask(client, 6, length=5000)
+            with pytest.raises(RequestError):
+                await refused.wait()
+            assert (await kept.wait()).finished
+            for stream in aborted:
+                (output,) = (await stream.wait()).outputs
+                assert len(output.token_ids) < _LONG, "it was aborted, and goes on"
+            await until(lambda: not client.health().num_unfinished)
+            assert not any(each.num_unfinished for each in client.replicas())
+            for stream in [ask(client, number) for number in range(4)]:
+                assert (await stream.wait()).finished
 
         self.run(test)
 
@@ -82,12 +117,25 @@ class ReplicasConformance(ComponentConformance):
             assert client.health().num_engines == len(found)
             assert client.health().state is ClientState.READY
             assert client.health().reason is None
+            number = len(client.replicas())
+            for call in (client.drain_replica, client.start_replica):
+                with pytest.raises(RequestError, match=str(number)):
+                    await call(number)
+            with pytest.raises(RequestError):  # it was not drained
+                await client.start_replica(0)
 
         self.run(test)
 
     def test_drains_one_and_starts_it_again(self) -> None:
+        """A prefix that is pinned is kept by one that is started again, too."""
+
         async def test(client: Replicas) -> None:
-            streams = [ask(client, number) for number in range(6)]
+            prompt = tuple(range(40, 0, -1))
+            pin = await client.pin(prompt)
+            assert not await client.reset_prefix_cache(), "it was forgotten, and is pinned"
+            streams = [ask(client, number, tokens=_LONG) for number in range(6)]
+            for stream in streams:
+                await anext(stream)  # what is read cannot be served again
             draining = asyncio.create_task(client.drain_replica(0))
             await asyncio.sleep(0)
             routed = client.replicas()[0].num_routed
@@ -99,10 +147,19 @@ class ReplicasConformance(ComponentConformance):
             assert drained.num_routed == routed, "a replica that drains was given a request"
             assert drained.state is ClientState.DRAINING
             assert client.health().state is ClientState.READY
+            assert client.health().num_engines == len(client.replicas())
             assert client.health().reason, "health() does not say that one is away"
             await client.start_replica(0)
             assert client.replicas()[0].state is ClientState.READY
             assert client.health().reason is None
+            for given in ((), prompt):
+                streams = [ask(client, number, prompt=given) for number in range(6)]
+                for stream in streams:
+                    await stream.wait()
+            cached = [stream.num_cached_tokens for stream in streams]
+            assert all(cached), f"of requests that begin with a pinned prefix {cached} are cached"
+            await client.release(pin)
+            assert await client.reset_prefix_cache(), "nothing is pinned"
 
         self.run(test)
 
@@ -118,25 +175,42 @@ class ReplicasConformance(ComponentConformance):
 
         self.run(test)
 
-    def test_names_a_replica_that_is_not_there(self) -> None:
+    def test_goes_on_after_an_engine_was_lost(self) -> None:
+        """What it served is answered by another one, or raises; it is started again."""
+
         async def test(client: Replicas) -> None:
-            number = len(client.replicas())
-            for call in (client.drain_replica, client.start_replica):
-                with pytest.raises(RequestError, match=str(number)):
-                    await call(number)
-            with pytest.raises(RequestError):  # it was not drained
-                await client.start_replica(0)
+            if not self._engines:
+                pytest.skip("its engines are no processes of this machine")
+            streams = [ask(client, number) for number in range(8)]
+            self._engines[0].kill()
+            for stream in streams:
+                with suppress(EngineError):
+                    (output,) = (await stream.wait()).outputs
+                    assert len(output.token_ids) == _ANSWER
+            await until(lambda: len(ready(client)) == len(client.replicas()))
+            counts = [client.health().num_unfinished]
+            counts += [each.num_unfinished for each in client.replicas()]
+            assert not any(counts), f"{counts} requests are unfinished, and all have ended"
+            for stream in [ask(client, number) for number in range(8)]:
+                assert (await stream.wait()).finished
 
         self.run(test)
 
 
-def ask(client: EngineClient, number: int) -> OutputStream:
+def ask(
+    client: EngineClient,
+    number: int,
+    *,
+    length: int = 19,
+    prompt: tuple[int, ...] = (),
+    tokens: int = _ANSWER,
+) -> OutputStream:
     """Give a request of a few tokens to a client."""
     return client.generate(
         Request(
             id=f"request-{number}",
-            prompt=tuple(range(number + 1, number + 20)),
-            sampling=SamplingParams(max_tokens=_ANSWER, ignore_eos=True),
+            prompt=prompt or tuple(range(number + 1, number + 1 + length)),
+            sampling=SamplingParams(max_tokens=tokens, ignore_eos=True),
             arrival=client.clock(),
         )
     )

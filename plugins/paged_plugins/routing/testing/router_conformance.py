@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice, product, repeat
+from itertools import chain, count, islice, product, repeat
 from random import Random
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ import pytest
 from paged_core.ids import content_digests
 from paged_core.request import Request
 from paged_plugins.routing.load_book import LoadBook
-from paged_plugins.routing.router import Router, RouterContext
+from paged_plugins.routing.router import BlockChange, Router, RouterContext
 from paged_plugins.routing.testing.scene import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -214,13 +214,39 @@ class RouterConformance(Repeats):
         random.seed(2)
         second = self.scene(5, seed=7).route_all(requests)
         assert first == second, f"{first} the first time, {second} the second: cannot be repeated"
-        of_list = self.scene(5, seed=7, handed=list).route_all(requests)
-        assert of_list == first, (
-            f"{of_list} where changes of caches come as a list, {first} where they come as an "
-            "iterator, which can be gone over once"
-        )
 
     # ------------------------------------------------------------------ what replicas hold
+
+    def test_goes_by_the_blocks_that_it_is_told_of(self) -> None:
+        """What replicas hold changes where some request is sent, or to be told would be in vain."""
+        if not self.scene().is_told:
+            pytest.skip("it is told of no blocks")
+        told, as_list = self._where_some_is_held(iter), self._where_some_is_held(list)
+        differ = [
+            at for at, (one, other) in enumerate(zip(told, as_list, strict=True)) if one != other
+        ]
+        assert not differ, (
+            f"request {differ[0]} is sent to {told[differ[0]]} where changes of caches come as an "
+            f"iterator, and to {as_list[differ[0]]} where they come as a list: go through them once"
+        )
+        kits = chain([self], (self.variant(**each) for each in self.other_settings()))
+        where = (kit._where_some_is_held for kit in kits)
+        assert any(each(iter) != each(lambda changes: ()) for each in where), (
+            "with blocks_changed(), each request is sent where it is sent if no change of a cache "
+            "is told, whatever the options: what replicas hold of a prompt has no effect"
+        )
+
+    def _where_some_is_held(self, handed: Callable[[list[BlockChange]], Any]) -> list[int]:
+        """Return where requests are sent of which a replica holds the prompt, while replicas have
+        as many requests as others, or more."""
+        found = list[int]()
+        for replica, num_live in product(range(4), (0, 3, 8)):
+            scene = self.scene(4, num_live, handed=handed)
+            scene.route_all(islice(unrelated_requests("", 10), num_live))
+            scene.change(replica, ("stored", content_digests(_PROMPT, BLOCK_SIZE)))
+            found.append(scene.route(make_request(0, _PROMPT), ""))
+        scene = self.scene(5, handed=handed)
+        return found + scene.route_all([*varied_requests(), *varied_requests(100)])
 
     @pytest.mark.parametrize("how", ["are removed", "are cleared", "have left"])
     def test_does_not_go_by_blocks_that(self, how: str) -> None:
@@ -310,10 +336,11 @@ class RouterConformance(Repeats):
         self.check_bounded(scene, "320 requests that have ended", requests, lambda turn: None)
 
         left = []
-        for length in (256, 1024):  # caches are full
-            scene, prompts = self.scene(2, 8), (range(at, at + length) for at in range(80))
+        for length in (256, 1024):  # caches are full, and tables as large as they become
+            scene, prompts = self.scene(2, 8), (range(at, at + length) for at in range(96))
             requests = ((make_request(prompt[0], prompt), "") for prompt in prompts)
-            left.append(bytes_left(partial(_route_and_settle, scene, requests)))
+            go_on = partial(_route_and_settle, scene, requests)
+            left.append(bytes_left(partial(go_on, 80), partial(go_on, 16)))
         assert left[1] <= 2 * left[0] + _MAX_GROWTH, (
             f"80 requests that have ended leave {left[0]} bytes where their prompts have 256 "
             f"tokens, {left[1]} where they have 1024, and caches hold 256 tokens"
@@ -401,8 +428,8 @@ _HOW: Mapping[str, str] = {
 }
 
 
-def _route_and_settle(scene: Scene, requests: Iterable[tuple[Request, str]]) -> None:
-    scene.route_all(requests)
+def _route_and_settle(scene: Scene, requests: Iterable[tuple[Request, str]], most: int) -> None:
+    scene.route_all(islice(requests, most))
     scene.end_all()
     scene.settle()
 
