@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from typing import Any, ClassVar
 
 import pytest
@@ -218,22 +218,26 @@ class GrammarConformance(ComponentConformance):
                 matcher.accept(token)
 
     def test_a_token_takes_as_long_after_many_others(self) -> None:
-        backend = self.make()
+        backend, letters = self.make(), cycle(b"zx")
         matcher = backend.compile(StructuredOutputs(choice=("zx" * 250, "z"))).matcher()
 
-        def go_on(times: int) -> None:
+        def accept(times: int) -> None:
             for _ in range(times):
-                (allowed,) = self.allowed(backend, [matcher])
-                matcher.accept(min(allowed - _END))
+                matcher.accept(len(_SPECIAL) + next(letters))
 
-        go_on(4)
-        few = instructions(partial(go_on, 8), self.package)
-        go_on(472)
-        many = instructions(partial(go_on, 8), self.package)
-        assert many <= 2 * few + 100, (
-            f"eight tokens take {few} instructions at the beginning of an output, {many} after "
-            "480 others"
-        )
+        def costs() -> tuple[int, int]:
+            fill = partial(self.allowed, backend, [matcher])
+            calls = partial(accept, 8), lambda: [fill() for _ in range(8)]
+            return instructions(calls[0], self.package), instructions(calls[1], self.package)
+
+        accept(4)
+        first = costs()
+        accept(464)
+        for name, few, many in zip(("accept", "fill"), first, costs(), strict=True):
+            assert many <= 2 * few + 100, (
+                f"{name}() takes {few} instructions for eight tokens at the beginning of an "
+                f"output, {many} after 476 others"
+            )
 
     def test_matchers_of_one_grammar_share_nothing(self) -> None:
         backend = self.make()

@@ -286,3 +286,20 @@ class ObligingGrammar(_Grammar):
             return super().compile(form)
         except RequestError:
             return super().compile(StructuredOutputs(regex="[a-z]*"))
+
+
+def _more(taken: list[int], token_id: int) -> list[int]:
+    return [*taken, token_id]
+
+
+class RecordingGrammar(_Grammar):
+    """Copies all tokens of an output at each."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        made: Any = type(super().compile(form).matcher())
+
+        def accept(matcher: Any, token_id: int) -> None:
+            matcher.taken = _more(getattr(matcher, "taken", []), token_id)
+            made.accept(matcher, token_id)
+
+        return _Changed(super().compile(form), accept=accept)

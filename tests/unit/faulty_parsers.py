@@ -193,6 +193,58 @@ class RereadingParser(_Parser):
         return super().feed(text)
 
 
+class ForgettingParser(_Parser):
+    """Forgets what it holds behind arguments."""
+
+    calls = False
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        found = super().feed(text)
+        self.calls |= any(isinstance(piece, CallBegins) for piece in found)
+        return found
+
+    def end(self) -> Sequence[Piece]:
+        return [] if self.calls else super().end()
+
+
+class SlicingParser(_Parser):
+    """Takes a piece off a text letter by letter."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        found = list[Piece]()
+        while text:
+            found += super().feed(text[:1])
+            text = text[1:]
+        return found
+
+
+class ListingParser(_Parser):
+    """Returns a list again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Piece] = []
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        self.found[:] = super().feed(text)
+        return self.found
+
+
+class FewParser(_Parser):
+    """Takes more calls than eight for text."""
+
+    num_calls = 0
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        return [each for piece in super().feed(text) if (each := self.read(piece))]
+
+    def read(self, piece: Piece) -> Piece | None:
+        self.num_calls += isinstance(piece, CallBegins)
+        if self.num_calls <= 8 or isinstance(piece, Text):
+            return piece
+        return Text(piece.text) if isinstance(piece, Arguments) else None
+
+
 class WordsParser(_Parser):
     """Takes names of functions for words."""
 
@@ -349,6 +401,14 @@ class CachingThinkFormat(ThinkFormat):
         return self._known.setdefault(prompt, super()._begins_inside(prompt))
 
 
+class ScanningThinkFormat(ThinkFormat):
+    """Looks for a mark from each letter of a prompt on."""
+
+    def _begins_inside(self, prompt: str) -> bool:
+        marks = [prompt.find(self.begins, at) for at in range(len(prompt))]
+        return super()._begins_inside(prompt) and bool(marks)
+
+
 class SureThinkFormat(ThinkFormat):
     """Takes any answer for one that surely begins with thoughts."""
 
@@ -469,7 +529,8 @@ PARSERS = {
         *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
         *(BraceParser, RewritingParser, LinesParser, QuotesParser, WordsParser),
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
-        *(HoldingParser, LosingParser, RereadingParser),
+        *(HoldingParser, LosingParser, RereadingParser, ForgettingParser, SlicingParser),
+        *(ListingParser, FewParser),
     )
 }
 
@@ -506,6 +567,14 @@ class WordyFormat(HermesFormat):
 
 
 globals().update(with_another(__name__, HermesFormat, "parser", PARSERS))
+
+
+class UnorderedFormat(HermesFormat):
+    """Forces calls of a set of functions."""
+
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        named = {each.name: each for each in functions}
+        return super().grammar([named[each] for each in set(named)], **how)
 
 
 class GrammarsFormat(HermesFormat):

@@ -240,6 +240,85 @@ class FullRoutes(ChoiceRoutes):
         return found
 
 
+class StrictRoutes(ChoiceRoutes):
+    """Takes nothing any more once it has refused much."""
+
+    num_refused = 0
+
+    async def generated(self, text: str) -> Response:
+        if self.num_refused >= 50:
+            raise ApiError(429, "too much is wrong", retry_after=1)
+        try:
+            return await super().generated(text)
+        except RequestError:
+            self.num_refused += 1
+            raise
+
+
+class GrudgingRoutes(ChoiceRoutes):
+    """Knows what it has refused."""
+
+    async def generated(self, text: str) -> Response:
+        try:
+            return await super().generated(text)
+        except RequestError as error:
+            self.asked.append(str(error))
+            raise
+
+
+class Sized(msgspec.Struct, forbid_unknown_fields=True):
+    """A body with a text, and a number."""
+
+    text: str
+    size: int = 1
+
+
+class ByTextRoutes(ChoiceRoutes):
+    """Knows the last answers by their texts."""
+
+    def routes(self) -> list[Endpoint]:
+        self.known = dict[str, int]()
+        about = {"summary": "Go on.", "body": Sized, "answer": Item, "errors": self.errors}
+        return [Endpoint("POST", "/go", self.go_on, **about)]
+
+    async def go_on(self, request: Any, body: Any) -> Response:
+        if len(self.known) > 4:
+            self.known.clear()
+        return json_response(Item("size", self.known.setdefault(body.text[:99], body.size)))
+
+
+class _Gains:
+    """Events that go through all that was gained before."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def take(self, place: int, delta: Any) -> bytes:
+        self.sizes.append(len(delta.token_ids))
+        return b"data: %b\n\n" % msgspec.json.encode(Item("so far", sum(self.sizes)))
+
+    async def end(self) -> bytes:
+        return b""
+
+
+class GainsRoutes(ChoiceRoutes):
+    """Sends such events."""
+
+    def routes(self) -> list[Endpoint]:
+        (made,) = super().routes()
+        made.events = Item
+        return [made]
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        if not body.stream:
+            return await super().go_on(request, body)
+        texts, service = ["".join(body.text)], self.found
+        made = await service.off_loop(
+            lambda: generations(service, "go", texts, SamplingParams(), {}, None), len(texts[0])
+        )
+        return EventStream(Answer(service, "go", made), _Gains(), self.found.options)
+
+
 class NumberingRoutes(ChoiceRoutes):
     """Numbers the events of all answers together."""
 

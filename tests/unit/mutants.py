@@ -142,7 +142,7 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     **dict.fromkeys(
         (
             *("RememberingThinkFormat", "OpenEndThinkFormat", "CachingThinkFormat"),
-            *("EagerMarkThinkFormat", "PieceThinkFormat"),
+            *("EagerMarkThinkFormat", "PieceThinkFormat", "ScanningThinkFormat"),
             *("SureThinkFormat", "NarrowThinkFormat", "NamelessThinkFormat", "MarklessThinkFormat"),
         ),
         parsers.ThinkCases,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from paged_plugins.server.parsers.json_text import SPACE, JsonText
-from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Piece
+from paged_plugins.server.parsers.tool_parser import Arguments, CallBegins, Piece, Text
 
 _ARGUMENTS = ("arguments", "parameters")
 _NESTED = "function"
@@ -81,10 +81,14 @@ class CallReader:
         return place
 
     def end(self, pieces: list[Piece]) -> None:
-        """Add what is certain to ``pieces``: the answer ends within the call."""
+        """Add what was taken and not passed on of a call that has begun: the answer ends in it."""
         if self.is_bare and self._opens in ("n", "N"):
             with suppress(ValueError):
                 self.take("\n", 0, pieces)  # the word ends
+        held = "".join(self._text)
+        if self.has_begun and held.strip():
+            kind = Arguments if self._state == _VALUE and self._key in _ARGUMENTS else Text
+            pieces.append(kind(held))
 
     def _punctuation(self, letter: str, pieces: list[Piece]) -> int:
         """Take one letter between keys and values; return 0 if a key or value begins with it."""

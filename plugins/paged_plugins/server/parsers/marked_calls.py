@@ -39,7 +39,7 @@ class Reader(Protocol):
         """
 
     def end(self, pieces: list[Piece], /) -> None:
-        """Add what is certain to ``pieces``: the answer ends within the call."""
+        """Add what was taken and not passed on of a call that has begun: the answer ends in it."""
 
 
 def head_of(head: re.Pattern[str], text: str, start: int) -> re.Match[str] | None:
@@ -112,17 +112,13 @@ class MarkedCallParser(ToolParser):
         if self._state == self._in_call and self._reader is not None:
             self._reader.end(found)
             if self._reader.has_begun:
-                return found
+                self._has_calls = True
+                self._taken.clear()
         held, self._held = "".join((*self._taken, self._held)), ""
         self._taken.clear()
-        if held and not (self._has_calls and self._is_filling(held)):
+        if held.strip() or (held and not self._has_calls):
             found.append(Text(held))
         return found
-
-    def _is_filling(self, held: str) -> bool:
-        """Return whether the rest after a call is no text, but what may stand around calls."""
-        bare = held.strip()
-        return not bare or any(mark.startswith(bare) for mark in (*self._open, *self._marks.ends))
 
     # ------------------------------------------------------------------ where it is
 

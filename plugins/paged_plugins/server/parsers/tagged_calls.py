@@ -21,6 +21,7 @@ from paged_plugins.server.parsers.tool_parser import (
     Function,
     Functions,
     Piece,
+    Text,
 )
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -153,7 +154,9 @@ class _TaggedReader:
         return place
 
     def end(self, pieces: list[Piece], /) -> None:
-        """Add nothing: of a value that is not whole nothing is certain."""
+        """Add the beginning of a value that is no text: what it was to be is not certain."""
+        if self._value:
+            pieces.append(Text("".join(self._value)))
 
     def _between(self, text: str, start: int, pieces: list[Piece]) -> int:
         """Read what is between values."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial, reduce
 from itertools import chain, product
 from random import Random
@@ -59,6 +59,11 @@ _MANY = 100
 """Clients that go at a time."""
 _TEXT, _NUMBER = "a text of a use", 10_000
 """In the bodies of uses, each of which has others."""
+_SOME, _MOST_ALIKE = 4, 40
+"""Tokens that are generated at most where bodies differ in a field, and how many such bodies."""
+_MOST_REFUSED = 100
+_LENGTHS = 32, 512
+"""Tokens of an answer whose events are counted."""
 _MOST_BODIES = 300
 """Bodies of a route that are tried."""
 _SECONDS_OF_A_STREAM = 0.1
@@ -167,29 +172,54 @@ class RoutesConformance(ComponentConformance):
             texts = ("one", "and another") * 6
             forms = [(each, form) for each in made for form in await _forms(service, each)]
             for (route, form), service.takes_thread in product(forms, (False, True)):
-                path = _paths(route)[0]
                 asked = [_filled(form, text, 0) for text in texts]
-
-                def answer(body: Any, of: Sequence[BaseRoute], to: Endpoint = route) -> Any:
-                    return ask(service, of, to.method, _paths(to)[0], body)
-
-                alone, again = [
-                    [await answer(each, _endpoints(self.make(service))) for each in asked[:2]]
-                    for _ in range(2)
-                ]
-                together = await asyncio.gather(*(answer(body, made) for body in asked))
-                for number, found in enumerate(together):
-                    one, other, beside = (
-                        (each.status, _CHANCE.sub(b"#", each.content))
-                        for each in (alone[number % 2], again[number % 2], found)
-                    )
-                    same = beside == one if one == other else beside[0] == one[0]
-                    assert same, (
-                        f"{route.method} {path} answers {_short(asked[number])} with {beside} "
-                        f"beside others, alone with {one}: keep what is of one request in its call"
-                    )
+                await self.check_as_alone(service, made, route, asked)
 
         self.run(test)
+
+    def test_answers_go_by_all_that_is_in_a_body(self) -> None:
+        """Ones that differ in a field are asked one after the other, and then at once."""
+
+        async def test(service: WatchedService, routes: Routes) -> None:
+            made, service.client.front_end.longest = _endpoints(routes), _SOME
+            for route in (each for each in made if each.body):
+                needed, *others = _bodies(route.body, service, _TEXT, _NUMBER)
+                drawn = Random(1).sample(others, min(len(others), _MOST_ALIKE))
+                bodies = [json.dumps(each).encode() for each in (needed, *drawn)]
+                for body in dict.fromkeys(bodies):
+                    await ask(service, made, route.method, _paths(route)[0], body)
+                for at in range(0, len(bodies), 8):
+                    await self.check_as_alone(service, made, route, bodies[at : at + 8])
+
+        self.run(test)
+
+    async def check_as_alone(
+        self,
+        service: WatchedService,
+        made: Sequence[BaseRoute],
+        route: Endpoint,
+        bodies: Sequence[bytes | None],
+    ) -> None:
+        """Check that bodies are answered at once as each is by a component of its own."""
+
+        async def answer(body: bytes | None, of: Sequence[BaseRoute]) -> tuple[int, bytes]:
+            found = await ask(service, of, route.method, _paths(route)[0], body)
+            is_cut = _is_stream(found) and service.client.front_end.longest != 1  # by chance
+            return found.status, b"" if is_cut else _CHANCE.sub(b"#", found.content)
+
+        alone = {
+            body: [await answer(body, _endpoints(self.make(service))) for _ in range(2)]
+            for body in dict.fromkeys(bodies)
+        }
+        together = await asyncio.gather(*(answer(body, made) for body in bodies))
+        for body, beside in zip(bodies, together, strict=True):
+            one, other = alone[body]
+            same = beside == one if one == other else beside[0] == one[0]
+            assert same, (
+                f"{route.method} {_paths(route)[0]} answers {_short(body)} with {beside} beside "
+                f"others and after them, alone with {one}: keep what is of one request in its "
+                "call, and what is known of others by all that is in their bodies"
+            )
 
     def test_leaves_nothing_behind_when_a_client_goes(self) -> None:
         async def test(service: WatchedService, routes: Routes) -> None:
@@ -207,6 +237,22 @@ class RoutesConformance(ComponentConformance):
 
         self.run(test)
 
+    def test_what_is_refused_leaves_nothing_behind(self) -> None:
+        """Bodies that are refused for each of several reasons, many times."""
+
+        async def test(service: WatchedService, routes: Routes) -> None:
+            made, before = _endpoints(routes), await self.answers(service, routes)
+            for route in made:
+                for form, number in product((await _refused(service, route))[:_SOME], range(_MANY)):
+                    body = _filled(form, _TEXT, number)
+                    await ask(service, made, route.method, _paths(route)[0], body)
+            after = await self.answers(service, routes)
+            assert after == before, (
+                f"the statuses of answers are {before}, and {after} after many were refused"
+            )
+
+        self.run(test)
+
     def test_what_is_long_is_not_done_in_the_event_loop(self) -> None:
         """Its thread tokenises no long text and makes no steps for the words, lines or tokens of
         one, with other numbers in the body, too; what code of C does with it takes little time."""
@@ -218,13 +264,51 @@ class RoutesConformance(ComponentConformance):
                     "service.off_loop or asyncio.to_thread"
                 )
 
-    def costs(self, text: str) -> Iterator[dict[str, Any]]:
-        """Yield what bodies with a text cost in the event loop."""
+    def test_an_event_takes_as_long_after_many_others(self) -> None:
+        with self.in_loop() as (runner, service):
+            service.client.is_slow = True  # or several tokens are one event, by chance
+            for route in (each for each in _endpoints(self.make(service)) if each.body):
+                forms = runner.run(_forms(service, route))
+                needed, _, *events = (json.loads(each or "") for each in forms)
+                for form in ({**needed, [*each][-1]: True} for each in events):
+                    few, many = (self.cost(runner, service, route, form, n) for n in _LENGTHS)
+                    assert many <= 1.5 * few + 40, (
+                        f"{route.path}, sent {_short(form)}, takes {few:.0f} instructions in the "
+                        f"event loop for each event of {_LENGTHS[0]} tokens, {many:.0f} of "
+                        f"{_LENGTHS[1]}: none may go through those before it"
+                    )
+
+    def cost(
+        self,
+        runner: asyncio.Runner,
+        service: WatchedService,
+        route: Endpoint,
+        body: Any,
+        longest: int,
+    ) -> float:
+        """Return the instructions for an event of an answer of so many tokens."""
+        service.client.front_end.longest, path = longest, _paths(route)[0]
+        answer, found = ask(service, [route], route.method, path, body), []
+
+        async def keep() -> None:
+            found.append(await answer)
+
+        taken = instructions(partial(runner.run, keep()), self.package)
+        return taken / max(1, found[0].content.count(b"data:"))
+
+    @contextmanager
+    def in_loop(self) -> Iterator[tuple[asyncio.Runner, WatchedService]]:
+        """Yield what runs coroutines in one event loop, and a service of large answers there."""
         with asyncio.Runner() as runner, ExitStack() as stack:
             serves = serving(self.registry, block_size=4096, max_model_len=1 << 17)
             service = runner.run(serves.__aenter__())
             service.client.front_end.longest = 16
             stack.callback(lambda: runner.run(serves.__aexit__(None, None, None)))
+            yield runner, service
+
+    def costs(self, text: str) -> Iterator[dict[str, Any]]:
+        """Yield what bodies with a text cost in the event loop."""
+        with self.in_loop() as (runner, service):
             for route in (each for each in _endpoints(self.make(service)) if each.body):
                 bodies = [_usual(route, service, text), *_bodies(route.body, service, text)]
                 for body in [each for each in bodies if 0 < _count(text, each) < 4][:_MOST_LONG]:
@@ -335,7 +419,10 @@ class RoutesConformance(ComponentConformance):
         service.client.front_end.longest = 1
         made = _endpoints(routes)
         forms = [
-            (each, form) for each in made for form in loop.run_until_complete(_forms(service, each))
+            (each, form)
+            for each in made
+            for of in (_forms(service, each), _refused(service, each))
+            for form in loop.run_until_complete(of)
         ]
 
         async def use(number: int) -> None:
@@ -374,7 +461,7 @@ async def _forms(service: WatchedService, route: Endpoint) -> list[str | None]:
     for name in (each for each in every if each not in needed):
         body = {**many, name: every[name]}
         answered = await ask(service, [route], route.method, _paths(route)[0], body)
-        if answered.status == 200 and EVENTS in answered.headers.get("content-type", ""):
+        if _is_stream(answered):
             found.append(name)
         elif answered.status == 200 and every[name] is not True:
             many = body
@@ -387,6 +474,23 @@ def _filled(form: str | None, text: str, number: int) -> bytes | None:
     parts = ((_TEXT, text), (str(_NUMBER), str(_NUMBER + number)))
     filled = reduce(lambda found, pair: found.replace(*pair), parts, form or "")
     return filled.encode() or None
+
+
+async def _refused(service: WatchedService, route: Endpoint) -> list[str | None]:
+    """Return bodies that have the form that a route takes and are refused, each otherwise."""
+    found = dict[bytes, str | None]()
+    bodies = _bodies(route.body, service, _TEXT, _NUMBER) if route.body else []
+    for body in Random(2).sample(bodies, min(len(bodies), _MOST_REFUSED)):
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(body, route.body)
+            answered = await ask(service, [route], route.method, _paths(route)[0], body)
+            if 400 <= answered.status < 500:
+                found.setdefault(re.sub(rb"\d+", b"", answered.content), json.dumps(body))
+    return [*found.values()]
+
+
+def _is_stream(found: Answered) -> bool:
+    return found.status == 200 and EVENTS in found.headers.get("content-type", "")
 
 
 def _count(text: str, body: Any) -> int:
@@ -406,7 +510,7 @@ def _check_answer(found: Answered, route: Endpoint, said: str) -> None:
     )
     media, kind = "application/json", route.answer if found.status == 200 else route.error
     parts = [found.content]
-    if found.status == 200 and EVENTS in found.headers.get("content-type", ""):
+    if _is_stream(found):
         assert route.events is not None, f"{said} and events, but the endpoint has no `events`"
         media, kind = EVENTS, route.events
         events = re.sub(rb"^event: error\n.*\n", b"", found.content, flags=re.MULTILINE)

@@ -9,6 +9,7 @@ from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from time import sleep
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
@@ -17,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paged_core.client.engine_client import ClientHealth
 from paged_core.client.in_process import InProcessClient
+from paged_core.client.news import News
 from paged_core.client.streams import CopiedStream
 from paged_core.errors import RequestError
 from paged_core.plugins.registry import Registry
@@ -115,9 +117,9 @@ class _FrontEnd(FrontEnd):
 
 class Client(InProcessClient):
     """Has tokens that are bytes; while it is held, no request comes to an end by itself; while it
-    aborts, each is aborted at once."""
+    aborts, each is aborted at once; while it is slow, each token is heard of alone."""
 
-    is_held = aborts = False
+    is_held = aborts = is_slow = False
     front_end: _FrontEnd
 
     async def start(self) -> None:
@@ -125,6 +127,11 @@ class Client(InProcessClient):
         most = self.front_end.max_model_len
         self.tokenizer = _Bytes()
         self.front_end = _FrontEnd(self.tokenizer, max_model_len=most, name="a model of bytes")
+
+    def _tell(self, news: News) -> None:
+        super()._tell(news)
+        if self.is_slow:
+            sleep(0.001)
 
     def _add(self, stream: CopiedStream) -> None:
         if not self.is_held:

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
+from paged_core.plugins.registry import Registry
 from paged_testing import ComponentConformance
+from paged_testing.chance import decisions_elsewhere
 from paged_testing.telling import told
 from paged_testing.use import instructions, items
 from paged_testing.work import Work
@@ -92,6 +94,19 @@ def by_letters(parsed: Callable[..., object], begin: str, text: str) -> object:
     return parsed(begin, *text)
 
 
+def given_by(parser: Any, pieces: Iterable[str]) -> list[Any]:
+    """Return what a parser makes of pieces of an answer, each of which stays as it was given."""
+    given, found = list[Any](), list[list[Any]]()
+    for step in (*(partial(parser.feed, piece) for piece in pieces), parser.end):
+        given.append(step())
+        found.append([*given[-1]])
+    changed = [(*then, now) for *then, now in zip(found, map(list, given), strict=True)]
+    assert all(then == now for then, now in changed), (
+        f"what feed() returned was changed later: {next(e for e in changed if e[0] != e[1])}"
+    )
+    return [*chain.from_iterable(found)]
+
+
 class ParserCases(ComponentConformance):
     written: ClassVar[Mapping[Any, Any]] = {}
     example: ClassVar[str]
@@ -134,6 +149,30 @@ class ParserCases(ComponentConformance):
 
         return use
 
+    def alike(self) -> Iterable[tuple[Any, str]]:
+        """Answers to what is like what others are asked for with, and not the same."""
+        raise NotImplementedError
+
+    @staticmethod
+    def said(made: Any, asked: Any) -> list[Any]:
+        """Return what else a component says of what a parser is asked for with."""
+        raise NotImplementedError
+
+    def test_reads_the_same_after_others_and_in_another_process(self) -> None:
+        """In which each answer has a component of its own, and strings have other hashes."""
+        made, answers = self.build(), [*self.answers(), *self.alike()]
+        settings = {self.slot: self._table}
+        read = partial(_read_alone, self.said, answers)
+        alone = decisions_elsewhere(read, self.registry, self.slot, settings)
+        for number, answer in enumerate([*answers, *answers[::-1]]):
+            found = _read(made, self.said, answer)
+            there = alone[str(min(number, 2 * len(answers) - 1 - number))]
+            assert found == there, (
+                f"of {answer} it makes {found}, in another process, where it read no other answer, "
+                f"{there}: nothing may follow from the order of a set, or from other answers, of "
+                "which what is kept has too small a key"
+            )
+
     def test_answers_beside_each_other_are_read_as_alone(self) -> None:
         """Parsers of one component share nothing: a server reads many answers at a time."""
         made, answers = self.build(), list(self.answers())
@@ -172,6 +211,25 @@ def read_together(made: Any, *answers: tuple[Any, str]) -> list[list[Any]]:
     turns = [_turns(made.parser(asked), text) for asked, text in answers]
     rounds = zip_longest(*turns, fillvalue=())
     return [list(chain(*pieces)) for pieces in zip(*rounds, strict=True)]
+
+
+def _read(made: Any, said: Callable[[Any, Any], list[Any]], answer: tuple[Any, str]) -> list[Any]:
+    return [*said(made, answer[0]), *read_together(made, answer)[0]]
+
+
+def _read_alone(
+    said: Callable[[Any, Any], list[Any]],
+    answers: Sequence[tuple[Any, str]],
+    registry: Registry,
+    slot: str,
+    settings: Mapping[str, Any],
+) -> dict[str, list[Any]]:
+    """Return what a component of each answer's own makes of it."""
+    record, found = registry.get(slot, settings[slot]["name"]), dict[str, list[Any]]()
+    for number, answer in enumerate(answers):
+        made = record.load()(record.settings(**settings[slot]))
+        found[str(number)] = _read(made, said, answer)
+    return found
 
 
 def _turns(parser: Any, text: str) -> Iterator[Iterable[Any]]:

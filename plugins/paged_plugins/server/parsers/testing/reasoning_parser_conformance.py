@@ -17,8 +17,10 @@ from paged_plugins.server.parsers.testing.parser_cases import (
     by_letters,
     check_linear,
     cut_texts,
+    given_by,
 )
 
+_LONG, _BETWEEN = "and so on " * 1000, ("", "\n" * 100)
 _LIKE_A_TOKEN = re.compile(r"<\S+>")
 
 
@@ -49,6 +51,17 @@ class ReasoningParserConformance(ParserCases):
         """Return a prompt with more text before it."""
         return f"{number:06} {asked}"
 
+    def alike(self) -> Iterable[tuple[str, str]]:
+        """Answers to prompts that are as long, and begin and end alike."""
+        for (prompt, text), between in product(self.written, _BETWEEN):
+            for each in (prompt, "x" * len(prompt)):
+                yield f"{'x ' * 50}{each}{between}", text
+
+    @staticmethod
+    def said(made: Any, asked: str) -> list[Any]:
+        """Return the marks."""
+        return [*_ends(made, asked), made.around(asked)]
+
     def uses(self) -> Callable[[int], object]:
         """Servers also ask for the marks."""
         made, read = self.build(), super().uses()
@@ -57,8 +70,7 @@ class ReasoningParserConformance(ParserCases):
             read(number)
             for asked, _ in self.answers():
                 prompt = self.anew(asked, number)
-                _ends(made, prompt)
-                made.around(prompt)
+                self.said(made, prompt)
 
         return use
 
@@ -66,11 +78,8 @@ class ReasoningParserConformance(ParserCases):
         """Pieces that a parser makes of a text, those of a kind joined."""
         made = self.build()
         assert isinstance(made, ReasoningFormat)
-        parser, found = made.parser(prompt), list[Thought]()
-        for piece in pieces:
-            found += parser.feed(piece)
         joined: list[Thought] = []
-        for each in [*found, *parser.end()]:
+        for each in given_by(made.parser(prompt), pieces):
             assert each.text, "a piece without text"
             if joined and joined[-1].is_reasoning == each.is_reasoning:
                 joined[-1] = replace(each, text=joined[-1].text + each.text)
@@ -94,12 +103,12 @@ class ReasoningParserConformance(ParserCases):
             if not thoughts or not rest:
                 continue
             for (end, text), said in written:
-                prompt = f"{begin}{earlier}\nNow?\n{end}"
+                prompt = f"{_LONG}{begin}{earlier}\nNow?\n{_LONG}{end}"
                 found, marks = self.parsed(prompt, text), _ends(made, prompt)
                 assert (found, marks) == (self.parsed(end, text), _ends(made, end)), (
-                    f"after the prompt {prompt!r} {text!r} gives {found}, `written` says {said} of "
-                    f"{end!r}; ends_with() returns {marks} if it is surely there or not, of "
-                    f"{end!r} {_ends(made, end)}"
+                    f"after the prompt ...{prompt[-200:]!r} {text!r} gives {found}, `written` says "
+                    f"{said} of {end!r}; ends_with() returns {marks} if it is surely there or "
+                    f"not, of {end!r} {_ends(made, end)}"
                 )
             ended = begin + earlier[: earlier.rfind(rest)]
             found = self.parsed(ended, rest)
@@ -202,6 +211,13 @@ class ReasoningParserConformance(ParserCases):
         texts = [*(text for _, text in self.written), *PLAIN, *MARKS]
         for prompt in ("", "x\n<think>\n"):
             check_linear(partial(by_letters, self.parsed, prompt), texts, self.package)
+        prompts = [prompt for prompt, _ in self.written if prompt]
+        some = dict.fromkeys([*texts[:2], *texts[-1:], PLAIN[1], *prompts])
+        check_linear(partial(self.parsed, ""), some, self.package)
+        made = self.build()
+        check_linear(
+            lambda prompt: (made.parser(prompt), self.said(made, prompt)), some, self.package
+        )
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         """Also where white space is beside the marks."""

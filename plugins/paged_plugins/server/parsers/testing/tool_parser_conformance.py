@@ -25,6 +25,7 @@ from paged_plugins.server.parsers.testing.parser_cases import (
     by_letters,
     check_linear,
     cut_texts,
+    given_by,
     read_together,
 )
 from paged_plugins.server.parsers.tool_parser import (
@@ -53,6 +54,8 @@ _BETWEEN = ("\u4e16", " and \u4e16 ", '"\u4e16"', "}\u4e16", "\n<\u4e16>")
 _NO_OBJECTS = ("[1]", '[{"a": 1}]', "7", "true", '{"a": 1}}', '{"a" 1}', '{"a": [1}}', "{,}")
 _LONG, _ITEMS = '{"a": [', ('{"b": 1}, ', '"}", ', "[], ")
 """An object that begins, and what goes on in it."""
+_MANY = 20
+"""Times that calls follow each other, and one more."""
 DEEP = 100_000
 """Brackets in each other, further than any recursion goes."""
 PARAMETERS: Mapping[str, Any] = {
@@ -101,6 +104,16 @@ class ToolParserConformance(ParserCases):
         texts = (*self.written, *self.broken, *PLAIN[1:3], *PLAIN[-4:-2])
         return product((self.functions, OTHER_FUNCTIONS), texts)
 
+    def alike(self) -> Iterable[tuple[Any, str]]:
+        """Answers that may call functions of the same names."""
+        return product([dict.fromkeys(self.functions, OTHER_FUNCTIONS["f"])], self.written)
+
+    @staticmethod
+    def said(made: Any, asked: Any) -> list[Any]:
+        """Return grammars."""
+        functions = [Function(*each) for each in asked.items()]
+        return [made.grammar(functions, parallel=each, tokens={}) for each in (True, False)]
+
     def anew(self, asked: Any, number: int) -> Any:
         """Return functions of which one is a tool that no other request has."""
         return {**asked, f"f{number:06}": {"properties": {f"of_{number}": {}}}}
@@ -133,10 +146,7 @@ class ToolParserConformance(ParserCases):
         made = self.build()
         assert isinstance(made, ToolFormat)
         functions = self.functions
-        parser, found = made.parser(functions), list[Piece]()
-        for piece in pieces:
-            found += parser.feed(piece)
-        found = _joined([*found, *parser.end()])
+        found = _joined(given_by(made.parser(functions), pieces))
         assert functions == self.functions, "it changed the functions that it was given"
         return found
 
@@ -148,9 +158,10 @@ class ToolParserConformance(ParserCases):
                     f"{text!r} in {len(pieces)} pieces gives {found}, `written` says {calls}"
                 )
                 texts = [piece.text for piece in found if isinstance(piece, Text)]
-                assert not texts, (
+                assert not "".join(texts).strip(), (
                     f"{text!r} in {len(pieces)} pieces gives the text {texts} beside its calls: "
-                    "hold back what may become a mark"
+                    "hold back what may become a mark. Answers of `written` and `also_read` are "
+                    "calls alone: texts beside them are tried without being named"
                 )
 
     @pytest.mark.parametrize("text", PLAIN)
@@ -244,6 +255,24 @@ class ToolParserConformance(ParserCases):
                             f"on their text as it is written, {wanted}"
                         )
 
+    def test_what_is_held_back_comes_at_the_end(self) -> None:
+        """Wherever an answer ends, in its arguments or a mark, all comes that would come if other
+        text followed; arguments, or text."""
+        for text in self.written:
+            for cut in (text[:end] for end in range(1, len(text))):
+                found, more = self.parsed(cut), self.parsed(cut, "\u4e16 ")
+                begun, there = (
+                    [piece.name for piece in each if isinstance(piece, CallBegins)]
+                    for each in (found, more)
+                )
+                if begun != there or not begun:
+                    continue
+                kept, said = ("".join(_said(each).split()) for each in (found, more))
+                assert said == f"{kept}\u4e16", (
+                    f"{cut!r} gives {found}, with text behind it {more}: end() returns all that "
+                    "was held back, also a part of a mark or of a value"
+                )
+
     def arguments_of(self, *pieces: str) -> list[str]:
         """Return the arguments of the calls in a text."""
         return [each.text for each in self.parsed(*pieces) if isinstance(each, Arguments)]
@@ -267,6 +296,8 @@ class ToolParserConformance(ParserCases):
         texts = [*self.written, *self.broken, *PLAIN, *MARKS]
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
             check_linear(partial(by_letters, self.parsed, begin), texts, self.package)
+        some = dict.fromkeys([*texts[:2], PLAIN[1]])
+        check_linear(self.parsed, some, self.package)
         within = [each for text in self.written for each in _with_instead(text, _LONG)]
         for begin in {each[: each.find(_LONG) + len(_LONG)] for each in within}:
             check_linear(partial(by_letters, self.parsed, begin), _ITEMS, self.package)
@@ -343,6 +374,29 @@ class ToolParserConformance(ParserCases):
     def test_the_grammar_accepts_the_calls_that_are_written(self) -> None:
         self.check_grammar(self.written, {})
 
+    def test_reads_as_many_calls_as_the_grammar_accepts(self) -> None:
+        for (text, calls), between in product(self.written.items(), ("", "\n")):
+            matcher = self.grammar(self.schemas(calls))[1].matcher()
+            most = 0
+            with suppress(ValueError):
+                for number in range(1, _MANY):
+                    for token in VOCABULARY.encode(text if number == 1 else between + text):
+                        matcher.accept(token)
+                    most = number if matcher.is_at_end else most
+            found = _calls(self.parsed(between.join([text] * most)))
+            assert found == [*calls] * most, (
+                f"the grammar accepts {text!r} {most} times in a row, and {len(found)} calls of "
+                "it are read"
+            )
+
+    def schemas(self, calls: Sequence[tuple[str, Any]], turn: int = 1) -> dict[str, dict[str, Any]]:
+        """Return schemas of the functions, which require what calls give."""
+        found = {}
+        for name in [*self.functions][::turn]:
+            keys: dict[str, Any] = {key: {} for of, given in calls for key in given if of == name}
+            found[name] = {"properties": keys, "required": list(keys)}
+        return found
+
     def test_the_grammar_refuses_a_second_call_unless_they_are_parallel(self) -> None:
         for text, calls in self.written.items():
             grammar = self.grammar({name: {} for name in self.functions}, parallel=False)[1]
@@ -369,13 +423,7 @@ class ToolParserConformance(ParserCases):
         """
         marks = re.compile("|".join(f"({re.escape(mark)})" for mark in tokens) or "(?!)")
         for (text, calls), turn in product(written.items(), (1, -1)):
-            schemas: dict[str, dict[str, Any]] = {}
-            for name in [*self.functions][::turn]:
-                keys: dict[str, Any] = {
-                    key: {} for of, given in calls for key in given if of == name
-                }
-                schemas[name] = {"properties": keys, "required": list(keys)}
-            matcher = self.grammar(schemas, tokens)[1].matcher()
+            matcher = self.grammar(self.schemas(calls, turn), tokens)[1].matcher()
             ids: list[int] = []
             for part in filter(None, marks.split(text)):
                 ids += [tokens[part]] if part in tokens else VOCABULARY.encode(part)
@@ -441,6 +489,11 @@ def _with_instead(text: str, other: str) -> Iterator[str]:
             _, end = JSONDecoder().raw_decode(text, at) if letter == "{" else (None, 0)
             if end:
                 yield text[:at] + other + text[end:]
+
+
+def _said(pieces: Sequence[Piece]) -> str:
+    """Return texts and arguments."""
+    return "".join(piece.text for piece in pieces if not isinstance(piece, CallBegins))
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
