@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,3 +47,19 @@ class _Seen(set[Any]):
     def add(self, each: Any) -> None:
         self.seen.append(repr(each))
         super().add(each)
+
+
+class CommonServer(HttpServer):
+    """Closes with each server all that there are."""
+
+    open: ClassVar[list[HttpServer]] = []
+
+    async def start(self) -> None:
+        await super().start()
+        self.open.append(self)
+
+    async def close(self) -> None:
+        for each in self.open:
+            await HttpServer.close(each)
+        self.open.clear()
+        await super().close()

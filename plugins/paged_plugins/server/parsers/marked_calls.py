@@ -13,6 +13,7 @@ from paged_plugins.server.parsers.tool_parser import Piece, Text, ToolParser
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LONGEST_HEAD = 512
 """Characters before the arguments of a call at most."""
+_MOST_AT_ONCE = 256
 
 
 class Reader(Protocol):
@@ -101,10 +102,11 @@ class MarkedCallParser(ToolParser):
         )
 
     def feed(self, text: str, /) -> Sequence[Piece]:
-        self._held += text
         found: list[Piece] = []
-        while self._state(found):
-            pass
+        for start in range(0, len(text), _MOST_AT_ONCE):  # each step copies the rest of it
+            self._held += text[start : start + _MOST_AT_ONCE]
+            while self._state(found):
+                pass
         return found
 
     def end(self) -> Sequence[Piece]:

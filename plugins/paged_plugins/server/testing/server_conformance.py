@@ -59,6 +59,7 @@ class ServerConformance(ComponentConformance):
 
         async def main() -> None:
             async with serving(self.registry, start=start) as service:
+                service.client.is_slow = True  # what is being answered takes some time
                 server = self.make(service)
                 await server.start()
                 try:
@@ -102,12 +103,16 @@ class ServerConformance(ComponentConformance):
 
     def test_two_do_not_know_each_other(self) -> None:
         async def test(first: Server) -> None:
+            before = [bool(await exchange(first.address, each)) for each in self._requests(0)]
+            reader, writer = await connect(first.address)
             async with serving(self.registry) as service:
                 second = self.make(service)
                 await second.start()
                 assert first.address != second.address, "two servers have one address"
                 await second.close()
-            _, writer = await connect(first.address)
+            after = [bool(await exchange(first.address, each)) for each in self._requests(1)]
+            assert after == before, f"of {self.requests} it answers {after} after another's close()"
+            assert not reader.at_eof(), "close() of one server ends a connection of another"
             writer.close()
 
         self.run(test)
@@ -123,13 +128,20 @@ class ServerConformance(ComponentConformance):
         self.run(test)
 
     def test_closing_ends_connections(self) -> None:
+        """Also where something was sent in part, or is being answered."""
+
         async def test(server: Server) -> None:
-            reader, writer = await connect(server.address)
-            await asyncio.sleep(0)
+            whole = self._requests(0)
+            sent = [b"", *(each[: len(each) // 2] for each in whole), *whole]
+            opened = [await connect(server.address) for _ in sent]
+            for (_, writer), data in zip(opened, sent, strict=True):
+                writer.write(data)
+            await asyncio.sleep(0.01)
             await server.close()
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await reader.readexactly(1 << 20)
-            writer.close()
+            for reader, writer in opened:
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await reader.readexactly(1 << 20)
+                writer.close()
 
         self.run(test)
 

@@ -272,6 +272,12 @@ class ToolParserConformance(ParserCases):
                     f"{cut!r} gives {found}, with text behind it {more}: end() returns all that "
                     "was held back, also a part of a mark or of a value"
                 )
+            for mark in filter(text.endswith, self.build().marks):
+                at = len(text) - len(mark) // 2
+                found = self.parsed(whole := f"{text[:at]} {text[at:]}")
+                assert mark in "".join(_said(found).split()), (
+                    f"{whole!r} gives {found}, without what is no {mark!r}, since it has a space"
+                )
 
     def arguments_of(self, *pieces: str) -> list[str]:
         """Return the arguments of the calls in a text."""
