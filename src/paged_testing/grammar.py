@@ -66,11 +66,16 @@ class GrammarConformance(ComponentConformance):
     num_uses: ClassVar[int] = 40
 
     def uses(self) -> Callable[[int], object]:
-        """A form is compiled and followed; executors keep those that they need."""
+        """A form is compiled and followed, to its end and to the middle; executors keep those that
+        they need."""
         backend = self.make()
 
         def use(number: int) -> None:
-            self.walk(backend, backend.compile(StructuredOutputs(choice=(f"yes{number}",))), 0)
+            grammar = backend.compile(StructuredOutputs(choice=(f"yes{number}",)))
+            self.walk(backend, grammar, 0)
+            matcher = grammar.matcher()
+            matcher.accept(len(_SPECIAL) + ord("y"))
+            self.allowed(backend, [matcher])
 
         return use
 
@@ -116,6 +121,12 @@ class GrammarConformance(ComponentConformance):
             (self.build(GrammarContext(vocabulary=vocabulary)), vocabulary),
             (self.make(), VOCABULARY),
         )
+        for kind in ("choice", "regex", "choice"):
+            with suppress(RequestError):  # of the other form
+                form: dict[str, Any] = {kind: "a.c" if kind == "regex" else ("a.c",)}
+                grammar = made[1][0].compile(StructuredOutputs(**form))
+                found = self.can_write(made[1][0], grammar, b"abc")
+                assert found == (kind == "regex"), f"{form} has the masks of another kind of form"
         for of_one, (backend, words) in product(MIXED, made):
             for name, grammar in self.served(backend, [of_one]):
                 for seed in range(3):

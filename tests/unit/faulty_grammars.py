@@ -292,6 +292,16 @@ def _more(taken: list[int], token_id: int) -> list[int]:
     return [*taken, token_id]
 
 
+class AlikeGrammar(_Grammar):
+    """Knows forms by their texts, of whichever kind."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if not (known := self.__dict__.setdefault("known", {})) or len(known) > 8:
+            known.clear()
+        key = str(form.regex or (form.choice or [form])[0])
+        return known.setdefault(key, super().compile(form))  # type: ignore[no-any-return]
+
+
 class RecordingGrammar(_Grammar):
     """Copies all tokens of an output at each."""
 

@@ -577,6 +577,17 @@ class UnorderedFormat(HermesFormat):
         return super().grammar([named[each] for each in set(named)], **how)
 
 
+class OpenFormat(HermesFormat):
+    """Knows parsers until they come to an end."""
+
+    def parser(self, functions: Any, /) -> ToolParser:
+        made, kept = _Parser(), self.__dict__.setdefault("kept", set())
+        kept.add(made)
+        end = made.end
+        made.end = lambda: kept.discard(made) or end()  # type: ignore[method-assign]
+        return made
+
+
 class GrammarsFormat(HermesFormat):
     """Keeps each grammar that it made."""
 

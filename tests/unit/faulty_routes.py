@@ -106,6 +106,14 @@ class PlainRoutes(_Routes):
         return json_response(len((await request.json())["text"]))
 
 
+class LoggingRoutes(PlainRoutes):
+    """Knows all names that it was plainly asked for with."""
+
+    async def plain(self, request: Any) -> Response:
+        self.asked.append(request.path_params["name"])
+        return json_response(len(self.asked))
+
+
 class Choice(msgspec.Struct, forbid_unknown_fields=True):
     """A body with one of several types."""
 

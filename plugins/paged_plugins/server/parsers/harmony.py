@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from paged_plugins.server.parsers.call_grammar import calls_grammar, literals
-from paged_plugins.server.parsers.json_text import held_back
+from paged_plugins.server.parsers.json_text import held_back, parts
 from paged_plugins.server.parsers.marked_calls import Marks, Reader
 from paged_plugins.server.parsers.named_calls import NamedReader
 from paged_plugins.server.parsers.reasoning_parser import (
@@ -61,10 +61,11 @@ class HarmonyParser(ReasoningParser):
             self.feed(begun.removeprefix(_ROLE))
 
     def feed(self, text: str, /) -> Sequence[Thought]:
-        self._held += text
         found: list[Thought] = []
-        while self._in_text(found) if self._header is None else self._in_header(found):
-            pass
+        for part in parts(text):
+            self._held += part
+            while self._in_text(found) if self._header is None else self._in_header(found):
+                pass
         return found
 
     def end(self) -> Sequence[Thought]:

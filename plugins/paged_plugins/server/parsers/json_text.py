@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from math import isfinite
 
 MAX_DEPTH = 64
@@ -23,6 +24,7 @@ _LITERALS = {"true": "true", "false": "false"} | dict.fromkeys(
     ("null", "none", "undefined", "nan", "inf", "infinity"), "null"
 )
 _CLOSINGS = {"{": "}", "[": "]", "(": ")"}
+_PART = 256
 _NO_CHARACTER = "\\ufffd"
 _OBJECT, _VALUE, _FIRST, _KEY, _FIRST_KEY, _COLON, _NEXT = range(7)
 _STRING, _ESCAPE, _HEX, _WORDS, _DONE = range(7, 12)
@@ -245,6 +247,11 @@ def mended(text: str) -> str:
         raise ValueError("more than an object")
     made.close()
     return made.written()
+
+
+def parts(text: str) -> Iterator[str]:
+    """Yield parts of a text for a parser that copies the rest of one at each mark."""
+    yield from (text[start : start + _PART] for start in range(0, len(text), _PART))
 
 
 def held_back(text: str, *marks: str) -> int:

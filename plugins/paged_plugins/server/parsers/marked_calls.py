@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paged_plugins.server.parsers.json_text import held_back
+from paged_plugins.server.parsers.json_text import held_back, parts
 from paged_plugins.server.parsers.tool_parser import Piece, Text, ToolParser
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LONGEST_HEAD = 512
 """Characters before the arguments of a call at most."""
-_MOST_AT_ONCE = 256
 
 
 class Reader(Protocol):
@@ -103,8 +102,8 @@ class MarkedCallParser(ToolParser):
 
     def feed(self, text: str, /) -> Sequence[Piece]:
         found: list[Piece] = []
-        for start in range(0, len(text), _MOST_AT_ONCE):  # each step copies the rest of it
-            self._held += text[start : start + _MOST_AT_ONCE]
+        for part in parts(text):
+            self._held += part
             while self._state(found):
                 pass
         return found

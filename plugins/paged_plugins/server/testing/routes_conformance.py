@@ -417,7 +417,8 @@ class RoutesConformance(ComponentConformance):
             self._request.addfinalizer(lambda: loop.run_until_complete(stack.aclose()))
 
         service.client.front_end.longest = 1
-        made = _endpoints(routes)
+        made, every = _endpoints(routes), routes.routes()
+        plain = [e for e in every if isinstance(e, Route) and not isinstance(e, Endpoint)]
         forms = [
             (each, form)
             for each in made
@@ -431,6 +432,11 @@ class RoutesConformance(ComponentConformance):
                 path = _paths(route, (text,))[0]
                 body = _filled(form, text, number)
                 await ask(service, made, route.method, path, body)
+            until = partial(asyncio.sleep, 0.002)  # it may be a stream without an end
+            for each in plain:
+                for method in _methods(each):
+                    path = _paths(each, (text,))[0]
+                    await ask(service, plain, method, path, {"text": text}, until=until)
             await self.leave(service, routes, text)
             await service.client.metrics()  # the engine has done all before it answers
 

@@ -138,6 +138,7 @@ class ParserCases(ComponentConformance):
         raise NotImplementedError
 
     def uses(self) -> Callable[[int], object]:
+        """Answers are read to their end, and to the middle, as of clients that go."""
         made, answers = self.build(), list(self.answers())
 
         def use(number: int) -> None:
@@ -146,6 +147,7 @@ class ParserCases(ComponentConformance):
                 parser.feed(f"{text} {number:06}")
                 parser.feed("")
                 parser.end()
+                made.parser(self.anew(asked, number)).feed(f"{number:06} {text[: len(text) // 2]}")
 
         return use
 
