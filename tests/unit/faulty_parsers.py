@@ -593,7 +593,7 @@ class GrammarsFormat(HermesFormat):
 
     def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
         kept = self.__dict__.setdefault("kept", {})
-        key = tuple(each.name for each in functions), *map(str, how.values())
+        key = str(functions), *map(str, how.values())
         return kept.setdefault(key, super().grammar(functions, **how))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from itertools import chain, product, zip_longest
 from random import Random
@@ -216,7 +217,8 @@ def read_together(made: Any, *answers: tuple[Any, str]) -> list[list[Any]]:
 
 
 def _read(made: Any, said: Callable[[Any, Any], list[Any]], answer: tuple[Any, str]) -> list[Any]:
-    return [*said(made, answer[0]), *read_together(made, answer)[0]]
+    asked, text = deepcopy(answer)  # a component may change it
+    return [*said(made, asked), *read_together(made, (asked, text))[0]]
 
 
 def _read_alone(

@@ -40,7 +40,7 @@ from paged_testing import GrammarConformance
 from paged_testing.grammar import VOCABULARY
 
 NAMES = ("f", "weather", "get-Weather_2", "get-Weather_2-x")
-OTHER_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {"f": {"properties": {"a": {"type": "string"}}}}
+_OTHER_SCHEMA = {"properties": {"a": {"type": "string"}}}
 _SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
 """Special tokens as most vocabularies write them."""
 _NO_TOKENS: Mapping[str, int] = {}
@@ -102,11 +102,11 @@ class ToolParserConformance(ParserCases):
 
     def answers(self) -> Iterable[tuple[Any, str]]:
         texts = (*self.written, *self.broken, *PLAIN[1:3], *PLAIN[-4:-2])
-        return product((self.functions, OTHER_FUNCTIONS), texts)
+        return product((self.functions, {"f": _OTHER_SCHEMA}), texts)
 
     def alike(self) -> Iterable[tuple[Any, str]]:
         """Answers that may call functions of the same names."""
-        return product([dict.fromkeys(self.functions, OTHER_FUNCTIONS["f"])], self.written)
+        return product([dict.fromkeys(self.functions, _OTHER_SCHEMA)], self.written)
 
     @staticmethod
     def said(made: Any, asked: Any) -> list[Any]:
