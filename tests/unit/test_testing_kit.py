@@ -127,7 +127,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "LowerGrammar": "the text",
     "OneBranchGrammar": "never allow the text",
     "OpenGrammar": "has not the form|has not this form",
-    "ByPlaceGrammar": "after others were compiled|JSONDecodeError",
+    "ByPlaceGrammar": "after others were compiled|masks of another kind|JSONDecodeError",
     "WideGrammar": "allows tokens that are not",
     "ChangingAttention": "changed the batch",
     **dict.fromkeys(("SleepingRoutes", "ReadingRoutes"), "every request waits meanwhile"),
