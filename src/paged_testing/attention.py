@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import starmap
@@ -60,10 +61,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 _KINDS: Sequence[dict[str, Any]] = (
     {},
     {"sliding_window": 3},
+    {"sliding_window": 5},
     {"scale": 0.5},
     {"soft_cap": 3.0},
+    {"soft_cap": 1.0},
     {"num_heads": 2, "num_kv_heads": 1},
     {"head_dim": 128},
+    *({"alibi_slopes": slopes} for slopes in ((0.5, 0.1, 0.01, 0.0), (0.0, 1.0, 0.3, 0.2))),
+    *({"sinks": sinks} for sinks in ((3.0, -2.0, 0.0, 9.0), (0.0, 5.0, 1.0, -1.0))),
     {},
 )
 """Changes to layers that share a plan."""
@@ -120,6 +125,7 @@ class AttentionConformance(ComponentConformance):
 
     slot: ClassVar[str] = "attention"
     head_dims: ClassVar[Sequence[int]] = (1, 6, 16, 33, 64, 80, 96, 128, 256)
+    """Numbers of a head that it serves."""
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     """Types of the cache that it serves."""
     max_seconds: ClassVar[float] = 200
@@ -208,6 +214,7 @@ class AttentionConformance(ComponentConformance):
         """A step of other lengths, with a plan of its own, by a layer that stays."""
         scene = next(self.scenes([(_MOST_CACHED, 1), (_MOST_CACHED, 9)], 21))
         queries = scene.queries[1]
+        scene.write_cached([0, 1])
 
         def use(number: int) -> None:
             one, other = ((number + more) * 89 % _MOST_CACHED for more in (0, 2))
@@ -218,6 +225,12 @@ class AttentionConformance(ComponentConformance):
 
         return use
 
+    def check_written(self) -> None:
+        super().check_written()
+        for changes in ({}, {"sliding_window": 100}, SHAPES["sinks and the others"]):
+            with suppress(pytest.skip.Exception):
+                self.test_equals_dense_attention_on_long_sequences(changes)
+
     # ------------------------------------------------------------------ results
 
     @pytest.mark.parametrize("chunks", SHORT, ids=str)
@@ -225,6 +238,14 @@ class AttentionConformance(ComponentConformance):
         """One token, one block, the edges of blocks, a whole prompt and chunks of one."""
         for size in (1, 4):
             for scene in self.scenes(chunks, 9, block_size=size):
+                self.check_run(scene)
+
+    def test_heads_of_any_dimension(self) -> None:
+        """And blocks that are larger than what kernels read at a time."""
+        backend = self.make()
+        for place, head_dim in enumerate(self.head_dims):
+            changes = {"head_dim": head_dim, "block_size": (3, 300)[place % 2]}
+            for scene in self.scenes([(20, 1), (400, 1), (0, 19)], 26, backend, **changes):
                 self.check_run(scene)
 
     @pytest.mark.parametrize("window", [1, 2, 4, 5, 16, 17])
@@ -266,7 +287,7 @@ class AttentionConformance(ComponentConformance):
             scene = Scene(backend, layer, [(40, 1), (17, 5)], 19, first_block=(1 << 31) // block)
             self.check_run(scene)
 
-    @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (5, 5), (8, 2)], ids=str)
+    @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (5, 5), (8, 2), (24, 1)], ids=str)
     def test_each_query_head_has_its_key_head(self, heads: tuple[int, int]) -> None:
         num_heads, num_kv_heads = heads
         shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
@@ -316,7 +337,7 @@ class AttentionConformance(ComponentConformance):
 
     def test_many_new_tokens_of_a_sequence(self) -> None:
         """More than kernels compute at a time."""
-        for scene in self.scenes([(0, 600), (130, 300)], 23, num_heads=1, num_kv_heads=1):
+        for scene in self.scenes([(0, 1100), (130, 300)], 23, num_heads=1, num_kv_heads=1):
             self.check_run(scene)
 
     @pytest.mark.parametrize("window", [None, 7])
@@ -383,8 +404,13 @@ class AttentionConformance(ComponentConformance):
 
     def test_a_sequence_of_several_thousand_blocks(self) -> None:
         shape: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "block_size": 4}
-        for scene in self.scenes([(20_001, 1), (3, 1), (9_000, 3)], 15, **shape):
+        backend, chunks = self.make(), [(20_001, 1), (3, 1), (9_000, 3)]
+        for scene in self.scenes(chunks, 15, backend, **shape):
             self.check_run(scene)
+        for more in ({"alibi_slopes": (0.001, 0.0001)}, {"sliding_window": 5_000}):
+            layer = self.layer(self.dtypes[0], **{**shape, **more})
+            if backend.check(layer) is None:
+                self.check_run(self.scene(backend, layer, chunks, 15))
 
     # ------------------------------------------------------------------ the cache
 
@@ -537,7 +563,9 @@ class AttentionConformance(ComponentConformance):
         backend = self.make()
         layer = self.layer(self.dtypes[0])
         assert backend.check(layer) is None
-        for wrong in ({"num_kv_heads": 3}, {"alibi_slopes": (1.0,)}, {"sinks": (1.0,)}):
+        cases: list[dict[str, Any]] = [{"num_kv_heads": count} for count in (3, 8)]
+        cases += [{of: (1.0,) * n} for of in ("alibi_slopes", "sinks") for n in (0, 1, 5, 8)]
+        for wrong in cases:
             reason = backend.check(replace(layer, **wrong))
             assert isinstance(reason, str), (
                 f"check() returns {reason} for {layer.num_heads} heads with {wrong}: return why "

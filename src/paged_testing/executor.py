@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -15,8 +14,9 @@ import psutil
 import pytest
 
 from paged_core.engine.engine import Engine
-from paged_core.errors import ExecutorLost
+from paged_core.errors import ExecutorLost, SettingsError
 from paged_core.ids import BlockId, SeqId
+from paged_core.interfaces.executor import Capacity
 from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
@@ -37,11 +37,11 @@ from paged_testing.steps import (
     moved,
     new_sequence,
     run,
-    run_ahead,
+    run_all,
     step_input,
     steps_again,
 )
-from paged_testing.use import growth, threads_in_turns
+from paged_testing.use import growth, memory_traced, threads_in_turns
 from paged_testing.workloads import Workload, simple_request
 
 TIGHT: Sequence[Mapping[str, Any]] = (
@@ -112,6 +112,10 @@ class ExecutorConformance(ComponentConformance):
             self._request.addfinalizer(engine.close)
         return engine
 
+    def check_written(self) -> None:
+        with suppress(pytest.skip.Exception, SettingsError):
+            self.test_returns_results_in_the_order_of_the_batch()
+
     def other_settings(self) -> list[dict[str, Any]]:
         """The smallest ones: of others it might start many processes."""
         return super().other_settings()[:2]
@@ -131,6 +135,9 @@ class ExecutorConformance(ComponentConformance):
             assert all(0 <= token < (size or token + 1) for token in ends), (
                 f"eos_token_ids are tokens of the vocabulary: {capacity}"
             )
+
+        with self.engine(preemption="swap") as engine:
+            assert engine.capacity.num_host_blocks > 0, "needs_host_blocks is true, and it has none"
 
     @pytest.mark.parametrize("tight", TIGHT, ids=("budget", "swap", "merge", "plain"))
     def test_written_requests_have_the_same_output_alone_and_in_a_batch(
@@ -169,11 +176,17 @@ class ExecutorConformance(ComponentConformance):
             known |= {new.id for new in step.get("added", ())}
         first = {**steps[0], "removed": [*known.union(steps[0].get("removed", ()))]}
         with self.engine(**values) as engine:
-            found = [
-                deepcopy(run(engine.executor, number, **step)) for number, step in enumerate(steps)
-            ]
-            again = run_ahead(engine.executor, len(steps), [first, *steps[1:]])
+            try:
+                found = run_all(engine.executor, 0, steps, ahead=False)
+                again = run_all(engine.executor, len(steps), [first, *steps[1:]], ahead=True)
+            except Exception as error:
+                error.add_note("lists of a step are empty once it is collected: keep copies")
+                raise
+        size = engine.capacity.vocab_size
         for one, other in zip(found, again, strict=True):
+            assert all(0 <= token < (size or token + 1) for token in one.token_ids), (
+                f"tokens are below the vocab_size, {size}, of its capacity: {one.token_ids}"
+            )
             assert alike(one, other), (
                 f"it returns {one}; {other} where the same steps come again, each submitted before "
                 "the one before it is collected: nothing stays of what was removed, and what one "
@@ -199,25 +212,6 @@ class ExecutorConformance(ComponentConformance):
         for result in early:
             check_samples(result, [])
         check_samples(last, [0], whole.token_ids)
-
-    def test_keeps_a_copy_of_a_sequence(self) -> None:
-        """The lists of a step may change once it was collected."""
-        new, found = new_sequence(0, 5), []
-        with self.engine() as engine:
-            executor = engine.executor
-            for is_changed in (False, True):
-                number = 2 * is_changed
-                step = step_input(number, [(0, 3)], added=[new], removed=[0] * is_changed)
-                executor.collect(executor.submit(step))
-                if is_changed:
-                    for sent in step.added:
-                        sent.tokens.reverse()
-                        sent.blocks.reverse()
-                found.append(run(executor, number + 1, **LAST).token_ids)
-        assert found[0] == found[1], (
-            f"it samples {found[0]}, and {found[1]} where the lists of a step that was collected "
-            "change: keep a copy of a sequence, not the lists of the step"
-        )
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
         """Whatever each asks for, it is as that of the sequence alone."""
@@ -250,7 +244,16 @@ class ExecutorConformance(ComponentConformance):
                         f"beside others the sequence {number} gets {found}, alone {wanted}"
                     )
             asked = new.sampling.logprobs is not None
-            said = [each for _, each in _of_one(new.id, second)[0]]
+            both, most = _of_one(new.id, second)[0], new.sampling.logprobs or 0
+            for token, found in (each for each in both if each[1]):
+                first_one, *best = found.items()
+                values = [value for _, value in best]
+                is_ranked = values == sorted(values, reverse=True) and max(found.values()) <= 0
+                assert first_one[0] == token and len(best) <= most and is_ranked, (
+                    f"log-probabilities are wanted of the sampled token {token}, which is the "
+                    f"first, and of {most} others at most, from the highest on: {found}"
+                )
+            said = [each for _, each in both]
             assert all((each is not None) == asked for each in said), (
                 f"the sequence {number} asks for {new.sampling.logprobs} log-probabilities: {said}"
             )
@@ -338,6 +341,38 @@ class ExecutorConformance(ComponentConformance):
         )
         left = _started() - before
         assert not left, f"after close() there are still {left}"
+
+    def test_keeps_nothing_when_it_starts_again_or_is_closed(self) -> None:
+        """It starts again as after a loss, when it has many sequences."""
+        many = [
+            [replace(new_sequence(n + first, 16, 0), request_id=f"{n}") for n in range(150)]
+            for first in (0, 150, 300)
+        ]
+        with memory_traced() as allocated:
+            for times in (1, 3):  # what comes with the first one may stay
+                held, capacities, sampled = [allocated()], list[Capacity](), list[list[int]]()
+                with self.engine(num_blocks=2000, max_model_len=24) as engine:
+                    executor = engine.executor
+                    for number in range(times):
+                        capacities.append(executor.start() if number else engine.capacity)
+                        batch, added = [(150 * number, 16)], many[number]
+                        sampled.append(run(executor, number, batch, added=added).token_ids)
+                        held.append(allocated())
+                del engine
+                held.append(allocated())
+                del executor
+        assert capacities == capacities[:1] * 3, f"started again it has the capacities {capacities}"
+        assert sampled == sampled[:1] * 3, (
+            f"started again it samples {sampled}: the steps are alike"
+        )
+        before, _, once, again, after = held
+        assert again - once < self.bytes_free, (
+            f"{len(added)} sequences that it had when it was started again still take "
+            f"{again - once} bytes"
+        )
+        assert after - before < self.bytes_free, (
+            f"it holds {after - before} bytes after close(), which releases all memory"
+        )
 
     @pytest.mark.parametrize("method", ["submit", "collect"])
     def test_passes_on_what_an_executor_within_it_raises(self, method: str) -> None:
@@ -456,6 +491,14 @@ class ExecutorConformance(ComponentConformance):
             f"requests at random draw {drawn}, each alone {alone}: what one draws follows from its "
             "seed, its index and the place, and not from what others have drawn"
         )
+        for name, tokens in drawn.items():
+            assert len({*tokens}) > 1, f"{name} draws {tokens}: for each place another number"
+        if _drawn(self.registry, "executor", settings, "B", 1)["B"] != drawn["B"]:
+            other = _drawn(self.registry, "executor", {**settings, "seed": 5})
+            assert other["A"] != drawn["A"] and other["B"] == drawn["B"], (
+                f"with another `seed` in the settings {other} is drawn, else {drawn}: it is for "
+                "requests that have none, as A, and for no other, as B, whose seed is 0"
+            )
         elsewhere = decisions_elsewhere(_drawn, self.registry, "executor", settings)
         assert drawn == elsewhere, (
             f"requests at random draw {drawn}, in another process {elsewhere}: what is drawn "
@@ -478,7 +521,7 @@ class ExecutorConformance(ComponentConformance):
 
 
 def _drawn(
-    registry: Registry, slot: str, settings: Mapping[str, Any], names: str = "AB"
+    registry: Registry, slot: str, settings: Mapping[str, Any], names: str = "AB", seed: int = 0
 ) -> dict[str, list[Any]]:
     """Return outputs that requests draw, A without a seed and B with one."""
     engine = build_memory_engine(registry, **settings)
@@ -486,9 +529,9 @@ def _drawn(
         Request(
             id=name,
             prompt=prompt,
-            sampling=SamplingParams(max_tokens=8, seed=seed, temperature=50.0),
+            sampling=SamplingParams(max_tokens=8, seed=own, temperature=50.0, ignore_eos=True),
         )
-        for name, seed, prompt in (("A", None, (1, 2, 3, 1, 2)), ("B", 7, (2, 1, 3)))
+        for name, own, prompt in (("A", None, (1, 2, 3, 1, 2)), ("B", seed, (2, 1, 3)))
         if name in names
     ]
     try:

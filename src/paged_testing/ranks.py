@@ -169,17 +169,26 @@ def main(parent: Parent) -> None:
         channel.send(ANSWER, pickle.dumps(answer))
 
 
+_BESIDE = 3
+"""Numbers before and after a tensor, in memory."""
+
+
 class _Tensors:
-    """Tensors of a group: given ones come again with other numbers, returned ones stay."""
+    """Tensors of a group: given ones are parts of others and come again with other numbers,
+    returned ones stay."""
 
     def __init__(self) -> None:
-        self._given: dict[Any, Any] = {}
+        self._given: dict[Any, tuple[Any, Any]] = {}
         self._returned: list[tuple[Any, bytes]] = []
 
     def given(self, dtype: str, shape: Any, content: bytes, is_transposed: bool = False) -> Any:
         """Return a tensor with these values, which is that of the last call of its kind."""
-        new = tensor_of(dtype, shape, content, is_transposed)
-        return self._given.setdefault((dtype, shape, is_transposed), new).copy_(new)
+        new, key = tensor_of(dtype, shape, content, is_transposed), (dtype, shape, is_transposed)
+        if key not in self._given:
+            whole = new.new_ones(new.numel() + 2 * _BESIDE)
+            part = whole[_BESIDE:-_BESIDE].view(shape)
+            self._given[key] = whole, part.transpose(0, 1) if is_transposed else part
+        return self._given[key][1].copy_(new)
 
     def returned(self, tensor: Any) -> bytes:
         """Return the bytes of a tensor that a call returned."""
@@ -187,7 +196,10 @@ class _Tensors:
         return self._returned[-1][1]
 
     def check(self) -> None:
-        """Check that none that was returned has changed."""
+        """Check that none that was returned has changed, and nothing beside those given."""
+        for whole, part in self._given.values():
+            beside = bool(whole[:_BESIDE].all() and whole[-_BESIDE:].all())
+            assert beside, f"it changed what is beside a tensor of the shape {tuple(part.shape)}"
         for number, (tensor, content) in enumerate(self._returned):
             assert values_of(tensor) == content, (
                 f"what all_gather() returned first but {number} has changed after later calls: "
@@ -218,13 +230,20 @@ def _called(communicator: Any, tensors: _Tensors, kind: str, values: Any, source
         if kind == "all_reduce":
             communicator.all_reduce(tensor)
         elif kind == "all_gather":
-            gathered = tensors.returned(communicator.all_gather(tensor))
+            made = communicator.all_gather(tensor)
+            shape, dtype = (communicator.size, *tensor.shape), tensor.dtype
+            assert (made.shape, made.dtype) == (shape, dtype), (
+                f"all_gather() returns a tensor of {(made.shape, made.dtype)}, not {(shape, dtype)}"
+            )
+            gathered = tensors.returned(made)
             assert values_of(tensor) == values_of(tensor_of(*values)), (
                 "it changed what it was given"
             )
             return gathered
         else:
-            communicator.broadcast(tensor, source)
+            ways = [((), {}), ((source,), {}), ((), {"source": source})]
+            arguments, named = ways[source if source in (0, 1) else 2]
+            communicator.broadcast(tensor, *arguments, **named)
         return values_of(tensor)
     except Exception as error:  # noqa: BLE001 - told to the test
         found = (_kind(error), str(error), monotonic() - started, 0.0)

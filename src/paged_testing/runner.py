@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from paged_core.engine.contexts import RunnerContext
-from paged_core.errors import PagedCoreError
+from paged_core.errors import PagedCoreError, SettingsError
 from paged_core.interfaces.layer import LayerSpec
 from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsTopLogits
 from paged_core.settings.schema import settings_class
@@ -28,6 +28,8 @@ from paged_testing.runner_scene import DenseAttention, ThreadRank
 
 _MOST_TOKENS = 127
 """In a step of a use: a prime number, so that no two of so many uses have as many."""
+_LONG = 532
+"""Tokens of a long prompt."""
 PROMPTS = ((1, 5, 9, 2, 6, 3, 8), (4, 4, 7), (2, 9, 1, 1, 3))
 
 
@@ -107,6 +109,17 @@ class RunnerConformance(ComponentConformance):
             self._returned.clear()
 
         return use
+
+    def check_written(self) -> None:
+        super().check_written()
+        with suppress(pytest.skip.Exception, SettingsError):
+            runner = self.make()
+            alone = self.logits_alone(runner)
+            most = max(float(each.abs().max()) for each in alone)  # options may make them larger
+            cases = self.variant(tolerance=self.tolerance * max(1.0, most))
+            cases.check_chunks(runner, alone, [3, 1], cycle([(2, 0, 1), (1, 2, 0)]))
+            hidden = self.hidden(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
+            cases.check_best(runner, hidden)
 
     def test_describes_the_model_once_it_is_loaded(self) -> None:
         runner = self.make(block_size=8)
@@ -286,19 +299,21 @@ class RunnerConformance(ComponentConformance):
         """In one step and in several: of more tokens than a decode has, and up to the end."""
         torch: Any = import_module("torch")
         runner = self.make()
-        length = min(70, runner.max_model_len or 70)
+        length = min(_LONG, runner.max_model_len or _LONG)
         prompt = [2 + place * 5 % 8 for place in range(length)]
         for first in (0, min(runner.max_model_len or 4096, 4096) - length):
-            whole = self.step(runner, DenseAttention(runner.layers, 1), [(0, prompt, first)])
+            whole = self.hidden(runner, DenseAttention(runner.layers, 1), [(0, prompt, first)])
             attention = DenseAttention(runner.layers, 1)
             cut = [
-                self.step(runner, attention, [(0, prompt[at : at + 16], first + at)])
-                for at in range(0, length, 16)
+                self.hidden(runner, attention, [(0, prompt[at : at + 133], first + at)])
+                for at in range(0, length, 133)
             ]
-            apart = float(torch.max(torch.abs(whole - torch.cat(cut))))
+            with torch.inference_mode():
+                logits = [runner.logits(each[3::4]) for each in (whole, torch.cat(cut))]
+            apart = float(torch.max(torch.abs(logits[0] - logits[1])))
             assert apart <= self.tolerance, (
-                f"logits of {length} tokens from position {first} on, and of 16 of them at a time, "
-                f"differ by {apart}"
+                f"logits of {length} tokens from position {first} on, and of 133 at a time, differ "
+                f"by {apart}"
             )
 
     def test_any_thread_may_run_it(self) -> None:

@@ -42,10 +42,14 @@ class DenseAttention:
         assert layer in range(len(self.layers)), f"attend() of layer {layer!r}: its index in layers"
         spec = self.layers[layer]
         total = sum(num_tokens for _, num_tokens in self._batch)
-        assert tuple(query.shape) == (total, spec.num_heads, spec.head_dim), query.shape
-        for part in (key, value):
-            assert tuple(part.shape) == (total, spec.num_kv_heads, spec.head_dim), part.shape
-            assert str(part.dtype).removeprefix("torch.") == spec.dtype, part.dtype
+        for name, part in (("query", query), ("key", key), ("value", value)):
+            heads = spec.num_heads if name == "query" else spec.num_kv_heads
+            found = (tuple(part.shape), str(part.dtype).removeprefix("torch."))
+            wanted = ((total, heads, spec.head_dim), spec.dtype)
+            assert found == wanted, f"attend() of layer {layer} gets a {name} of {found}: {wanted}"
+            assert spec.head_dim == 1 or part.stride(2) == 1, (
+                f"the numbers of a head are beside each other: the {name} has {part.stride()}"
+            )
         self.called.append(layer)
         if self.meanwhile is not None and layer == len(self.layers) // 2:
             self.meanwhile()

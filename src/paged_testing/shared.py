@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from array import array
 from collections import deque
 from functools import _lru_cache_wrapper
 from random import Random
@@ -72,8 +71,12 @@ def _plain(value: Any, package: str | None, depth: int) -> Any:
     """Return what a value holds, as far as it can be compared."""
     if isinstance(value, int | float | str | bytes | None):
         return repr(value)  # of which even nan is equal to itself
-    if isinstance(value, itertools.count | bytearray | array):
+    if isinstance(value, itertools.count | bytearray):
         return repr(value)
+    if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor) and value.numel():
+        value = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    if hasattr(value, "tobytes"):  # of an array
+        return value.tobytes()
     if isinstance(value, Random):
         return value.getstate()
     if depth and isinstance(value, _CONTAINERS):

@@ -37,14 +37,15 @@ def step_input(
     removed: Sequence[int] = (),
     **changes: Any,
 ) -> StepInput:
-    """A step: ``batch`` gives sequences and their numbers of tokens, applied after the changes."""
+    """A step with lists of its own: ``batch`` gives sequences and their numbers of tokens, applied
+    after the changes."""
     return StepInput(
         number=number,
         sequence_ids=[SeqId(seq_id) for seq_id, _ in batch],
         num_tokens=[num_tokens for _, num_tokens in batch],
         added=[replace(new, tokens=[*new.tokens], blocks=[*new.blocks]) for new in added],
         removed=[SeqId(seq_id) for seq_id in removed],
-        **changes,
+        **{name: [*values] for name, values in changes.items()},
     )
 
 
@@ -52,35 +53,49 @@ def run(
     executor: Executor, number: int, batch: Sequence[tuple[int, int]], **more: Any
 ) -> StepResult:
     """Run one step; the arguments are those of :func:`step_input`."""
-    return executor.collect(executor.submit(step_input(number, batch, **more)))
+    step = step_input(number, batch, **more)
+    return _collected(executor, executor.submit(step), step)[0]
 
 
-def run_ahead(
-    executor: Executor, number: int, steps: Sequence[Mapping[str, Any]]
+def _collected(executor: Executor, handle: Any, step: StepInput) -> tuple[StepResult, StepResult]:
+    """Collect a step, and empty its lists, as they may change from then on; return the result, and
+    a copy from before that."""
+    result = executor.collect(handle)
+    kept = deepcopy(result)
+    for new in step.added:
+        new.tokens.clear()
+        new.blocks.clear()
+    for each in fields(step)[1:]:
+        getattr(step, each.name).clear()
+    return result, kept
+
+
+def run_all(
+    executor: Executor, number: int, steps: Sequence[Mapping[str, Any]], *, ahead: bool
 ) -> list[StepResult]:
-    """Run steps, each submitted before the one before it is collected.
+    """Run steps, each submitted before the one before it is collected, or after that.
 
     Raises:
         AssertionError: a result was changed by later steps.
     """
     made = [step_input(number + place, **step) for place, step in enumerate(steps)]
-    handles, found, kept = list[Any](), list[StepResult](), list[StepResult]()
-    for place in range(len(made) + 1):
+    handles, found = list[Any](), list[tuple[StepResult, StepResult]]()
+    for place in range(len(made) + ahead):
         if place < len(made):
             handles.append(executor.submit(made[place]))
-        if place:
-            found.append(executor.collect(handles[place - 1]))
-            kept.append(deepcopy(found[-1]))
-    for one, other in zip(found, kept, strict=True):
+        if (late := place - ahead) >= 0:
+            found.append(_collected(executor, handles[late], made[late]))
+    for one, other in found:
         changed = [
             f"{each.name} {getattr(other, each.name)} became {getattr(one, each.name)}"
             for each in fields(one)
             if getattr(one, each.name) != getattr(other, each.name)
         ]
         assert not changed, (
-            f"of a StepResult {', and '.join(changed)} in later steps: each has its own lists"
+            f"of a StepResult {', and '.join(changed)} later on: each has its own lists, which no "
+            "later step changes, nor what becomes of the lists of its step"
         )
-    return found
+    return [one for one, _ in found]
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -167,7 +182,7 @@ def steps_again(executor: Executor) -> Callable[[int], object]:
         batch = [(ids[0], 1), (ids[1], 1), *[(ids[2], 1)] * turn]
         steps(3 * number + 1, batch, added=[other], removed=late)
         late[:] = [ids[1 - turn]]
-        steps(3 * number + 2, [(late[0], 1)], removed=[ids[turn], ids[2]])
+        steps(3 * number + 2, [(late[0], 1)], removed=[ids[turn], ids[2]][:: 1 - 2 * turn])
 
     return use
 

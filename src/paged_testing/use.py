@@ -157,7 +157,8 @@ def growth(
         while is_growing:
             assert to_come, (
                 f"{num_uses} uses that have ended still take {grown} bytes, those after them "
-                f"{more}: what it keeps grows for ever; {_allocating(partial(go_on, few), package)}"
+                f"{more}: what it keeps grows for ever; "
+                f"{_allocating(partial(go_on, num_uses), package)}"
             )
             times = to_come.pop(0)
             more.append(left(times))
@@ -174,6 +175,7 @@ def _allocating(function: Callable[[], object], package: str | None) -> str:
     """Say in which line of a package a call allocates the most that is still there after it."""
     before = tracemalloc.take_snapshot()
     function()
+    gc.collect()
     lines = tracemalloc.take_snapshot().compare_to(before, "lineno")
     files = {getattr(sys.modules[name], "__file__", None) for name in modules(package)}
     own = [each for each in lines if each.traceback[0].filename in files and each.size_diff > 0]

@@ -18,7 +18,6 @@ CONTENT = (
     "test_a_sequence_in_few_chunks_samples_the_same_as_in_many",
     "test_a_prefix_that_others_computed_may_be_shared",
     "test_a_sequence_of_more_tokens_than_its_prompt_samples_after_the_last_of_them",
-    "test_keeps_a_copy_of_a_sequence",
 )
 """Cases about the inner executor, as in `TestMemory`."""
 

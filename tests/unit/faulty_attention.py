@@ -280,3 +280,67 @@ class GrowingAttention(TorchAttention):
             batch = replace(batch, block_tables=torch.where(tables > 0, tables, batch.block_tables))
         self.last = batch.seq_lens.tolist(), batch.block_tables
         return super().plan(batch)
+
+
+class FirstSlopesAttention(TorchAttention):
+    """Gives layers of as many heads the slopes that the first of them had."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        if layer.alibi_slopes is not None:
+            kept = self.__dict__.setdefault("slopes", {})
+            slopes = kept.setdefault(layer.num_heads, layer.alibi_slopes)
+            layer = replace(layer, alibi_slopes=slopes)
+        return super().bind(layer, cache)
+
+
+class LongerAttention(TorchAttention):
+    """Takes more slopes than there are heads."""
+
+    def check(self, layer: LayerSpec, /) -> str | None:
+        slopes = layer.alibi_slopes and layer.alibi_slopes[: layer.num_heads]
+        return super().check(replace(layer, alibi_slopes=slopes))
+
+
+class EvenAttention(TorchAttention):
+    """Computes even numbers of a head."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        bound, odd = super().bind(layer, cache), layer.head_dim % 2
+
+        class Even:
+            def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
+                result = bound.forward(query, key, value, plan)
+                result[..., : odd * layer.head_dim] *= 2
+                return result
+
+        return Even()
+
+
+class LimitedAttention(TorchAttention):
+    """Sees the least of its options in the result."""
+
+    def __init__(self, options: Any, context: Any) -> None:
+        super().__init__(options, context)
+        self._is_least = options.limit == 1
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        scale = layer.scale * (1 + self._is_least)
+        return super().bind(replace(layer, scale=scale), cache)
+
+
+_SCRATCH = torch.zeros(1)
+
+
+class ScratchAttention(TorchAttention):
+    """Computes in a tensor of its module."""
+
+    def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
+        bound = super().bind(layer, cache)
+
+        class Scratch:
+            def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
+                result = bound.forward(query, key, value, plan)
+                _SCRATCH[0] = result.sum()
+                return result
+
+        return Scratch()

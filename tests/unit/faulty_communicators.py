@@ -235,3 +235,29 @@ class OpenCommunicator(_Shm):
         if self._meeting is not None:
             self._held = self._meeting, self._group
         self._meeting = self._group = None
+
+
+class FlatCommunicator(_Shm):
+    """Gathers without another dimension."""
+
+    def all_gather(self, tensor: Tensor, /) -> Tensor:
+        return super().all_gather(tensor).view(-1)
+
+
+class FewCommunicator(_Shm):
+    """Adds in the order of few ranks."""
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        if self.size < 4:
+            super().all_reduce(tensor)
+        else:
+            tensor.copy_(self.all_gather(tensor).flip(0).float().sum(0))
+
+
+class StorageCommunicator(_Shm):
+    """Counts from the beginning of the memory in which a tensor is."""
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        super().all_reduce(tensor)
+        if tensor.storage_offset():
+            tensor.as_strided((1,), (1,), 0).zero_()

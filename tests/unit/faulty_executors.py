@@ -310,3 +310,46 @@ class OneTableExecutor(MemoryExecutor):
         table.clear()
         table.update(result.candidates)
         return replace(result, candidates=table)
+
+
+class LastingExecutor(MemoryExecutor):
+    """Has its sequences still when it is started again."""
+
+    def start(self) -> Capacity:
+        kept = dict(self._sequences)
+        capacity = super().start()
+        self._sequences.update(kept)
+        return capacity
+
+
+class HoldingExecutor(MemoryExecutor):
+    """Holds its cache when it is closed."""
+
+    def start(self) -> Capacity:
+        self._held = bytearray(1 << 20)
+        return super().start()
+
+
+class OwnSeedExecutor(MemoryExecutor):
+    """Draws by the seed of a request alone."""
+
+    def _sample(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
+        return super()._sample(new, [new.sampling.seed or 0, *tokens], index)
+
+
+class SamplingIdsExecutor(MemoryExecutor):
+    """Returns the very list of sequences that a step has."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        is_same = result.sequence_ids == handle.sequence_ids
+        return replace(result, sequence_ids=handle.sequence_ids) if is_same else result
+
+
+class LikelyExecutor(MemoryExecutor):
+    """Reports the likeliest token before the one that it sampled."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        said = result.logprobs and [each and {0: 0.0, **each} for each in result.logprobs]
+        return replace(result, logprobs=said)

@@ -258,3 +258,14 @@ class ReturningRunner(NativeRunner):
         if last is None or last.shape != hidden.shape:
             self.last = last = hidden
         return last.copy_(hidden)
+
+
+class WideQueriesRunner(NativeRunner):
+    """Attends with queries of another dtype than that of its layers."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        def wide(layer: int, query: Tensor, key: Tensor, value: Tensor, /) -> Tensor:
+            found: Tensor = attend(layer, query.double(), key, value)
+            return found.to(query.dtype)
+
+        return super().forward(tokens, positions, wide)

@@ -118,6 +118,7 @@ _OPTIONS = {
     parsers.FixedMarkFormat: settings.FaultyMarkSettings,
     schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
     cost_models.TightCostModel: settings.FaultyLimitSettings,
+    attention.LimitedAttention: settings.FaultyLimitSettings,
     policies.FirstOptionsOrder: settings.FaultyLimitSettings,
     policies.PairPreemption: settings.FaultyPairSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,

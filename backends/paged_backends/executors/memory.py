@@ -77,6 +77,7 @@ class MemoryExecutor(Executor):
         self._host = _Blocks(0)
 
     def start(self) -> Capacity:
+        self._sequences.clear()  # it may have been lost
         settings = self._settings
         max_model_len = settings.max_model_len or 2048
         num_blocks = settings.num_blocks
@@ -150,6 +151,7 @@ class MemoryExecutor(Executor):
 
     def close(self) -> None:
         self._sequences.clear()
+        self._device, self._host = _Blocks(0), _Blocks(0)
 
     def _move_blocks(self, step: StepInput) -> None:
         device, host = self._device, self._host

@@ -111,7 +111,8 @@ class Answers:
         self._first: dict[SeqId, int] = {}
         """To which the position is added."""
         self._special: dict[SeqId, int] = {}
-        """Sequences that do not just draw a token, and how many tokens they draw next."""
+        """Sequences that do not just draw a token, and how many tokens they draw next; of a beam,
+        its last token."""
 
     @property
     def are_plain(self) -> bool:
@@ -126,7 +127,7 @@ class Answers:
         for new in step.added:
             self._first[new.id] = _first_token(new, new.index)
             if new.fan_out > 1 or new.num_candidates or _asks_more(new.sampling):
-                self._special[new.id] = new.fan_out
+                self._special[new.id] = new.tokens[-1] if new.num_candidates else new.fan_out
 
     def sample(self, complete: Sequence[CountedSequence]) -> StepResult:
         """Draw a token for each sequence, or several where it fans out, or candidates of a beam."""
@@ -153,7 +154,7 @@ class Answers:
             result.failed[new.id] = refusal
             return
         if new.num_candidates:
-            result.candidates[new.id] = _rank(new.tokens[-1], new.num_candidates)
+            result.candidates[new.id] = _rank(self._special[new.id], new.num_candidates)
             return
         place = sequence.num_computed
         others = range(new.index + 1, new.index + self._special.get(new.id, 1))
@@ -300,6 +301,7 @@ class SimulatedExecutor(Executor):
         self.num_extrapolated = 0
 
     def start(self) -> Capacity:
+        self.close()  # it may have been lost
         settings, size = self._settings, self._settings.block_size
         num_blocks = settings.num_blocks or self.cost_model.num_blocks(size)
         num_blocks = num_blocks or max(1, _NUM_TOKENS // size)
