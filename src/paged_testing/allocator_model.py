@@ -11,7 +11,11 @@ import pytest
 
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
-from paged_core.interfaces.allocator import BlockAllocator, SupportsPrefixCache
+from paged_core.interfaces.allocator import (
+    BlockAllocator,
+    SupportsLastStep,
+    SupportsPrefixCache,
+)
 from paged_core.interfaces.evictor import BlockInfo, Evictor
 
 Content = tuple[object, tuple[tuple[int, ...], ...]]
@@ -19,7 +23,8 @@ Content = tuple[object, tuple[tuple[int, ...], ...]]
 
 
 class PlainEvictor(Evictor):
-    """Evicts the block that is idle longest, and checks the calls that it gets."""
+    """Evicts a block that is neither idle longest nor came last, where it holds three, and checks
+    the calls that it gets."""
 
     def __init__(self) -> None:
         self.held: dict[BlockId, BlockInfo] = {}
@@ -34,7 +39,7 @@ class PlainEvictor(Evictor):
     def evict(self) -> BlockId:
         if not self.held:
             raise OutOfBlocks("no block is idle")
-        block = next(iter(self.held))
+        block = [*self.held][len(self.held) // 2]
         del self.held[block]
         return BlockId(int(block))
 
@@ -136,7 +141,9 @@ class AllocatorModel:
         elif action < 5 and self.shareable:
             self.share(random.sample(self.shareable, min(len(self.shareable), 2)))
         elif self.used:
-            self.free(random.sample(self.used, min(len(self.used), random.randint(1, 3))))
+            blocks = random.sample(self.used, min(len(self.used), random.randint(1, 3)))
+            wholly = random.randrange(2)
+            self.free([b for b in blocks for _ in range(self.references[b] if wholly else 1)])
 
     def forget(self, block: BlockId) -> None:
         """The block was allocated, so its old content is gone."""
@@ -163,7 +170,11 @@ class PrefixCacheModel(AllocatorModel):
         self.others: Counter[BlockId] = Counter()
         """References from before it was cached as it is, or of a merge: they may be hits."""
         self.content_keys: dict[Content, int] = {}
-        self.last_use = -1
+        self.last_use = self.now = -1
+        self.last_steps: dict[BlockId, int] = {}
+        """The last steps of blocks that were released since they were cached."""
+        self.found: tuple[list[BlockId], list[BlockId]] = [], []
+        """The last that it has found, and a copy."""
 
     @property
     def shareable(self) -> list[BlockId]:
@@ -175,8 +186,16 @@ class PrefixCacheModel(AllocatorModel):
         super().share(blocks)
 
     def free(self, blocks: Sequence[BlockId]) -> None:
+        """Or, in turns, release them after a step."""
         before = dict(self.evictor.held)
-        super().free(blocks)
+        self.now += 1
+        if isinstance(self.real, SupportsLastStep) and self.now % 2:
+            self.real.release(iter(blocks), self.now)
+            self.last_steps.update((block, self.now) for block in blocks if block in self.cached)
+            self.references.subtract(blocks)
+            self.check()
+        else:
+            super().free(blocks)
         told = {i.last_use for block, i in self.evictor.held.items() if block not in before}
         assert len(told) <= 1, f"blocks that are freed together have {told} as last_use"
         for last_use in told:
@@ -204,10 +223,12 @@ class PrefixCacheModel(AllocatorModel):
         self.check()
 
     def uncache(self, blocks: Sequence[BlockId]) -> None:
-        """Make cached blocks unfindable."""
-        self.prefixes.uncache(blocks)
+        """Make cached blocks unfindable, among others."""
+        others = [BlockId(n) for n in range(self.capacity) if n not in self.cached]
+        self.prefixes.uncache(iter([*others[:2], *blocks, *others[2:]]))
         for block in blocks:
             del self.cached[block]
+            self.last_steps.pop(block, None)
             self.others[block] += self.hits.pop(block, 0)
         self.check()
 
@@ -227,7 +248,9 @@ class PrefixCacheModel(AllocatorModel):
             f"{sorted(idle)}"
         )
         ranks = [told[block].cache_order for block in idle]
-        assert ranks == sorted(ranks), f"{idle} were cached in this order, cache_order is {ranks}"
+        assert ranks == sorted(set(ranks)), (
+            f"{idle} were cached in this order, cache_order is {ranks}"
+        )
         for block, info in told.items():
             self._check_told(block, info)
         for content in set(self.cached.values()):
@@ -240,6 +263,9 @@ class PrefixCacheModel(AllocatorModel):
         assert least <= info.num_hits <= least + self.others[block], (
             f"{least} references were added while it was cached, num_hits is wrong {of}"
         )
+        if block in self.last_steps:
+            last = self.last_steps[block]
+            assert info.last_step == last, f"it was released after step {last} {of}"
         assert length > 1 or info.parent_key is None, f"nothing is before it: parent_key {of}"
         pairs = ((content, info.content_key), ((extra, chain[:-1]), info.parent_key))
         for each, key in pairs:
@@ -252,6 +278,8 @@ class PrefixCacheModel(AllocatorModel):
     def _check_found(self, content: Content) -> None:
         told = list(self.evictor.held.items())
         found, expected = self.prefixes.look_up(keys_of(content)), self.expected(content)
+        assert self.found[0] == self.found[1], "look_up() changed an earlier result"
+        self.found = found, [*found]
         assert list(self.evictor.held.items()) == told, "a look-up changed what the evictor holds"
         assert found == expected, (
             f"it found blocks {found} and not {expected}, which were cached first and still "
@@ -289,7 +317,7 @@ class PrefixCacheModel(AllocatorModel):
         return random.choice((None, None, "salt", "pepper")), tuple(blocks)
 
     def forget(self, block: BlockId) -> None:
-        for of in (self.cached, self.hits, self.others):
+        for of in (self.cached, self.hits, self.others, self.last_steps):
             of.pop(block, None)
 
     def findings(self) -> object:

@@ -289,6 +289,11 @@ class WatchedScheduler(Scheduler):
         in_flight = [group for group in queues["running"] if group.awaits_step]
         running = list(self._planner.running) if self._planner else []
         given = {group: _given(group) for queue in queues.values() for group in queue}
+        waits, ranks = [*queues["waiting"], *queues["swapped"]], dict[SequenceGroup, Any]()
+        if self._by_arrival:
+            ranks = {group: (group.arrival, group.number) for group in waits}
+        elif self._planner and self._planner._order.stable:
+            ranks = {group: self._planner._order.key(group, now) for group in waits}
         plan = self.inner.schedule(now)
         assert not self._late, (
             f"{self._late[0]} in this step, since blocks were short: let running groups grow first"
@@ -306,7 +311,7 @@ class WatchedScheduler(Scheduler):
         self._check_running(running, now)
         self._check_batch(plan)
         self._check_queues(plan, queues["waiting"])
-        self._check_moves(plan, status_before)
+        self._check_moves(plan, status_before, ranks)
         self._check_waits(plan, queues, now)
         for group in in_flight:
             assert group.status is Status.RUNNING, (
@@ -391,7 +396,12 @@ class WatchedScheduler(Scheduler):
             f"runs, and may_wait is {seconds} s"
         )
 
-    def _check_moves(self, plan: Schedule, status_before: dict[SequenceGroup, Status]) -> None:
+    def _check_moves(
+        self,
+        plan: Schedule,
+        status_before: dict[SequenceGroup, Status],
+        ranks: dict[SequenceGroup, Any],
+    ) -> None:
         """Check that the groups named in the plan became in this step what it says."""
         queues = self.inner.queues()
         held = {*queues.running, *queues.waiting, *queues.swapped}
@@ -416,8 +426,8 @@ class WatchedScheduler(Scheduler):
             assert group in status_before, f"{group} was not held before"
         assert len(set(admitted)) == len(admitted), "a group is admitted twice in one step"
         stay = [each for each in queues.swapped if status_before.get(each) is Status.SWAPPED]
-        for group, other in product(admitted, stay if self._by_arrival else ()):
-            assert (group.arrival, group.number) < (other.arrival, other.number), (
+        for group, other in product(admitted, stay if ranks else ()):
+            assert ranks[group] < ranks[other], (
                 f"{group} is admitted, and {other}, which comes before it in the queue order, "
                 "stays swapped out: resume first what is swapped out"
             )

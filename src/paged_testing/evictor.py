@@ -30,7 +30,7 @@ TREE = {block: [block >> up for up in range(3, -1, -1) if block >> up] for block
 
 
 _ALL_IDLE = {
-    "a chain": ", each of which depends on another and is wanted",
+    "a chain": ", each of which depends on another (telling what is wanted counts, too)",
     "hits alone": ", none of which depends on another or is evicted",
     "alike": ", which are of equal content and depend on one",
 }

@@ -212,7 +212,8 @@ def evictor_cost(
     package: str,
     how: str = "",
 ) -> float:
-    """Return the cost of removing, adding, evicting and counting among ``num_held`` idle blocks.
+    """Return the cost of removing, adding, evicting and counting among ``num_held`` idle blocks, in
+    a chain also of telling what is wanted.
 
     The mean over ``num_blocks`` rounds, so that deferred work is counted. Some content returns
     after its eviction, and some requests finish later than others that ran after them.
@@ -229,7 +230,7 @@ def evictor_cost(
     idle = [BlockId(block) for block in range(num_blocks)]
     infos = iter([_info(now, num_blocks, random) for now in range(1, 5 * num_blocks + 1)])
     used = random.choices(idle[:num_held], k=num_blocks)
-    demanding = evictor if isinstance(evictor, SupportsDemand) and how != "alike" else None
+    demanding = evictor if isinstance(evictor, SupportsDemand) and chained else None
 
     def add(block: BlockId) -> None:
         info = next(infos)
@@ -247,12 +248,12 @@ def evictor_cost(
                 add(evictor.evict())
             len(evictor)
             if demanding:
-                demanding.wanted(block, not chained)
-                demanding.wanted(block, chained)
+                demanding.wanted(block, False)
+                demanding.wanted(block, True)
 
     for block in idle:
         add(block)
-        if demanding and chained:
+        if demanding:
             demanding.wanted(block, True)
     for block in idle[num_held:]:
         evictor.remove(block)

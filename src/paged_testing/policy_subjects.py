@@ -229,16 +229,44 @@ def running_groups(
 
 
 def _grow(cache: KVCache, group: SequenceGroup, num_ended: int) -> None:
-    most = group.max_length - len(group.request.prompt)
-    for sequence in group.sequences if most > 1 else ():
-        sequence.tokens += [7] * min(most - 1, 6 + 3 * sequence.index)
-        if num_new := len(sequence.tokens) - 1 - sequence.num_scheduled:
-            cache.reserve(sequence, num_new)
-        sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
+    for sequence in group.sequences:
+        _generate(cache, sequence, 6 + 3 * sequence.index)
     for _ in range(min(num_ended, len(group.sequences) - 1)):
         first = group.live.pop(0)
         first.finish_reason = FinishReason.STOP
         cache.release(first)
+
+
+def _generate(cache: KVCache, sequence: SequenceState, num_tokens: int) -> None:
+    """Let a sequence have so many tokens more, which are not the last that it may have."""
+    if (most := sequence.group.max_length - 1 - len(sequence.tokens)) <= 0:
+        return
+    sequence.tokens += [7] * min(most, num_tokens)
+    if num_new := len(sequence.tokens) - 1 - sequence.num_scheduled:
+        cache.reserve(sequence, num_new)
+    sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
+
+
+def growing_groups(registry: Registry) -> Iterator[tuple[KVCache, list[SequenceGroup]]]:
+    """Yield a cache and the same groups in it again and again: they run, generate ever more than
+    their prompts have, and half of them are preempted."""
+    cache = empty_cache(registry, 512, max_model_len=256)
+    requests = [
+        replace(each, sampling=replace(each.sampling, max_tokens=160))
+        for each in written_requests()
+    ]
+    groups = running_groups(cache, requests, [len(each.prompt) - 1 for each in requests])
+    yield cache, groups
+    for num_tokens in (1, 60):
+        for sequence in chain.from_iterable(group.live for group in groups):
+            _generate(cache, sequence, num_tokens)
+        yield cache, groups
+    for group in groups[::2]:
+        cache.release_group(group)
+        for sequence in group.live:
+            sequence.num_scheduled = sequence.num_computed = 0
+        group.status, group.waiting_since, group.num_preemptions = Status.WAITING, 9.0, 1
+    yield cache, groups
 
 
 _LENGTHS = ((64, 64), (4096, 64), (64, 4096))
@@ -246,14 +274,15 @@ _LENGTHS = ((64, 64), (4096, 64), (64, 4096))
 
 
 def long_groups(
-    registry: Registry, prompt: int, answer: int, asked: bool
+    registry: Registry, prompt: int, answer: int, asked: bool, block_size: int = 2 * 4096
 ) -> tuple[KVCache, list[SequenceGroup]]:
-    """A cache, and running groups in it of so many tokens, each in one block.
+    """A cache, and running groups in it of so many tokens, by default each in one block.
 
     Args:
         asked: whether the requests ask for all that they may, and each has been preempted.
     """
-    cache = empty_cache(registry, block_size=2 * 4096, max_model_len=2 * 4096)
+    num_blocks = 16 * 2 * 4096 // block_size
+    cache = empty_cache(registry, num_blocks, block_size=block_size, max_model_len=2 * 4096)
     names = [f"r{number}" for number in range(4)]
     requests = [simple_request(name, prompt, 4096, n=1 + asked) for name in names]
     if asked:
@@ -262,8 +291,7 @@ def long_groups(
     for group in groups:
         group.first_token_at, group.num_preemptions = 0.0, int(asked)
         for sequence in group.live:
-            sequence.tokens += [7] * answer
-            sequence.num_scheduled = sequence.num_computed = len(sequence.tokens) - 1
+            _generate(cache, sequence, answer)
     return cache, groups
 
 

@@ -29,6 +29,7 @@ from paged_testing.policy_subjects import (
     empty_cache,
     extreme_requests,
     forked_requests,
+    growing_groups,
     let_go,
     long_groups,
     running_groups,
@@ -90,6 +91,18 @@ class PreemptionCases(ComponentConformance):
             cache.release_group(groups[0])
             let_go(groups)
 
+    def test_what_it_said_before_a_group_grew_does_not_matter(self) -> None:
+        """Answers become far longer than prompts, and some groups are preempted."""
+        asked = self.make()
+        for _, groups in growing_groups(self.registry):
+            for group in groups:
+                mode, fresh = asked.mode(group), self.make()
+                assert mode is fresh.mode(group), (
+                    f"it says {mode} of {group}, about which it was asked before that grew, and "
+                    f"{fresh.mode(group)} where it was not: it must depend on the group alone"
+                )
+                self._check_reservation((asked, fresh), group, 4)
+
     @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
     def test_reserves_for_written_requests(self, block_size: int) -> None:
         self.check_reservations(written_requests(), WRITTEN_SHARES, block_size)
@@ -112,8 +125,8 @@ class PreemptionCases(ComponentConformance):
 
     @pytest.mark.parametrize("method", ["mode", "tokens_to_reserve"])
     def test_a_call_costs_the_same_for_short_requests_and_long(self, method: str) -> None:
-        def calls(*lengths: Any) -> Callable[[], object]:
-            _, groups = long_groups(self.registry, *lengths)
+        def calls(prompt: int, answer: int, asked: bool) -> Callable[[], object]:
+            _, groups = long_groups(self.registry, prompt, answer, asked, 16)
             ask = getattr(self.make(), method)
             return lambda: [ask(group) for group in groups]
 
@@ -154,25 +167,29 @@ class PreemptionCases(ComponentConformance):
         ended: Sequence[int] = (),
     ) -> None:
         """Check that it reserves between the present and the maximum length."""
-        preemption, twin = self.make(block_size), self.make(block_size)
+        twins = self.make(block_size), self.make(block_size)
         for group in self._groups(requests, computed, ended):
-            with untouched([group]):
-                tokens = preemption.tokens_to_reserve(group)
-            assert tokens is None or type(tokens) is int, (
-                f"tokens_to_reserve() returned {tokens!r}, and may return an int or None"
-            )
-            assert preemption.tokens_to_reserve(group) == tokens, (
-                "for the same group, it must reserve the same number of tokens"
-            )
-            assert twin.tokens_to_reserve(group) == tokens, (
-                "for the same group, it must reserve the same number of tokens"
-            )
-            longest = max(len(sequence.tokens) for sequence in group.live)
-            whole = -(-group.max_length // block_size) * block_size
-            assert tokens is None or longest <= tokens <= whole, (
-                f"{tokens} tokens are reserved for a sequence that has {longest} and may grow "
-                f"to {group.max_length}"
-            )
+            self._check_reservation(twins, group, block_size)
+
+    def _check_reservation(
+        self, twins: tuple[Preemption, Preemption], group: SequenceGroup, block_size: int
+    ) -> None:
+        with untouched([group]):
+            tokens = twins[0].tokens_to_reserve(group)
+        assert tokens is None or type(tokens) is int, (
+            f"tokens_to_reserve() returned {tokens!r}, and may return an int or None"
+        )
+        again = [each.tokens_to_reserve(group) for each in twins]
+        assert again == [tokens, tokens], (
+            f"for the same group, it must reserve the same number of tokens, not {tokens} and "
+            f"{again}"
+        )
+        longest = max(len(sequence.tokens) for sequence in group.live)
+        whole = -(-group.max_length // block_size) * block_size
+        assert tokens is None or longest <= tokens <= whole, (
+            f"{tokens} tokens are reserved for a sequence that has {longest} and may grow "
+            f"to {group.max_length}"
+        )
 
     def check_swaps(
         self, values: Mapping[str, Any], workload: Workload, num_host_blocks: int
@@ -243,6 +260,7 @@ class PreemptionConformance(ServesEveryWorkload, PreemptionCases):
         super().check_written()
         self.check_modes(written_requests(), WRITTEN_SHARES)
         self.check_reservations(written_requests(), WRITTEN_SHARES, 4)
+        self.test_what_it_said_before_a_group_grew_does_not_matter()
 
 
 class VictimCases(ComponentConformance):
@@ -327,6 +345,17 @@ class VictimCases(ComponentConformance):
             )
         assert taken[1] < 16 * taken[0] + 400, (
             f"choose() takes {taken[0]} instructions of 192 candidates, {taken[1]} or more of 1536"
+        )
+
+    def test_the_work_grows_in_proportion_to_their_blocks(self) -> None:
+        taken = list[int]()
+        for length in (64, 512):
+            cache, candidates = long_groups(self.registry, length, 1, False, block_size=1)
+            choose = partial(self.make(cache).choose, candidates, 5.0)
+            taken.append(instructions(choose, self.package))
+        assert taken[1] < 16 * taken[0] + 400, (
+            f"choose() takes {taken[0]} instructions where candidates have 64 blocks, {taken[1]} "
+            "where they have 512"
         )
 
     def test_the_work_does_not_depend_on_how_long_candidates_are(self) -> None:
@@ -432,7 +461,10 @@ class VictimConformance(ServesEveryWorkload, VictimCases):
         for number in range(NUM_DRAWN):
             cache = empty_cache(self.registry)
             groups = running_groups(cache, drawn_requests(number), drawn_numbers(number + 1))
-            found["drawn"].append(self.make(cache).choose(groups, 3.5).id)
+            asked = self.make(cache)
+            while groups:
+                found["drawn"].append((chosen := asked.choose([*groups], 3.5)).id)
+                groups.remove(chosen)
         return found
 
     def uses(self) -> Callable[[int], object]:

@@ -25,6 +25,7 @@ from paged_testing.policy_subjects import (
     drawn_requests,
     empty_cache,
     extreme_requests,
+    growing_groups,
     let_go,
     long_groups,
     requests_of_tenants,
@@ -49,13 +50,10 @@ _ANOTHER: Sequence[tuple[str, Any]] = (
     *(("sampling", SamplingParams(**{"max_tokens": 4, **more})) for more in _SAMPLED),
 )
 """Fields in which a request may differ from another one."""
-_ASKED: Mapping[str, Sequence[float]] = {
-    "key": (9.0,),
-    "quantum_over": (9.0,),
-    "served": (1, 9.0),
-    "left": (),
-}
-"""Methods of one group that an engine calls, and what it hands over besides."""
+_ASKED = ("key", "quantum_over", "served", "left")
+"""Methods of one group that an engine calls."""
+_LATE = 1e9
+"""Seconds since a clock began that are many, such as those since 1970."""
 
 
 class QueueOrderCases(ComponentConformance):
@@ -102,7 +100,8 @@ class QueueOrderCases(ComponentConformance):
     def test_serves_written_requests_in_the_expected_order(self, now: float) -> None:
         self.check_order(written_requests(), now)
         turned = reversed(written_requests())
-        self.check_order([replace(r, arrival=float(at)) for at, r in enumerate(turned)], now)
+        late = [replace(request, arrival=_LATE + at) for at, request in enumerate(turned)]
+        self.check_order(late, _LATE + now)
         extremes = (r for r in extreme_requests() if r.id.startswith(("priority", "deadline")))
         every = enumerate((*written_requests(), *extremes))
         self.check_order([replace(r, arrival=float(at)) for at, r in every], now)
@@ -142,6 +141,7 @@ class QueueOrderCases(ComponentConformance):
 
     def test_compares_groups_that_wait_run_and_were_preempted(self) -> None:
         """Schedulers also ask for the keys of running groups, to choose which is preempted."""
+        self.check_growing()
         cache = empty_cache(self.registry)
         order = self.build(OrderContext(kv_cache=cache))
         groups = running_groups(cache, written_requests(), WRITTEN_SHARES)
@@ -194,7 +194,7 @@ class QueueOrderCases(ComponentConformance):
             order = self.build(OrderContext(kv_cache=cache))
             _calls(order, "key", groups)
             _tell(order, groups * (1 + answer), [prompt] * len(groups) + [1] * 4 * answer)
-            return partial(_calls, order, method, groups)
+            return partial(_calls, order, method, groups, prompt)
 
         if hasattr(self.make(), method):
             check_costs_by_length(calls, self.package, f"{method}() of 4 that run")
@@ -229,6 +229,23 @@ class QueueOrderCases(ComponentConformance):
             f"the keys of {_briefly(groups)} are {before}, those of a second order for equal "
             f"groups, which was asked a second before, too, {of_twin}: runs cannot be repeated"
         )
+
+    def check_growing(self) -> None:
+        """Check keys of groups that grow against those of orders that were not asked before."""
+        orders = list[QueueOrder]()
+        for stage, (cache, groups) in enumerate(growing_groups(self.registry)):
+            orders = orders or [self.build(OrderContext(kv_cache=cache)) for _ in range(5)]
+            for order in orders:
+                _tell(order, groups, SERVED, 9.0 * stage)
+            keys, fresh = (
+                [order.key(group, 99.0) for group in groups] for order in (orders[0], orders[-1])
+            )
+            orders.pop()
+            for group, key, other in zip(groups, keys, fresh, strict=True):
+                assert key == other, (
+                    f"the key of {group} is {key}, and {other} of an order that was told the same "
+                    "and not asked before it grew: a key depends on the group as it is now"
+                )
 
     def check_stability(self, requests: Sequence[Request], now: float, later: float) -> None:
         """Check that a stable order stays the same while groups wait, whatever others do."""
@@ -285,6 +302,8 @@ class QueueOrderCases(ComponentConformance):
         with untouched(groups):
             _tell(order, groups, served)
             sorted(order.key(group, 100.0) for group in groups)
+            _tell(order, groups, served, _LATE)
+            sorted(order.key(group, _LATE + 100.0) for group in groups)
             service = _service_of(order)
             if service is not None:
                 for group in groups:
@@ -324,18 +343,23 @@ def _service_of(order: QueueOrder) -> SupportsService | None:
     return order if isinstance(order, SupportsService) else None
 
 
-def _calls(order: QueueOrder, method: str, groups: Sequence[SequenceGroup]) -> None:
-    call, more = getattr(order, method), _ASKED[method]
+def _calls(
+    order: QueueOrder, method: str, groups: Sequence[SequenceGroup], num_tokens: int = 1
+) -> None:
+    call = getattr(order, method)
+    more = {"served": (num_tokens, 9.0), "left": ()}.get(method, (9.0,))
     for group in groups:
         call(group, *more)
 
 
-def _tell(order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int]) -> None:
+def _tell(
+    order: QueueOrder, groups: Sequence[SequenceGroup], served: Sequence[int], since: float = 0.0
+) -> None:
     """Report service to an order that counts it, one second apart."""
     service = _service_of(order)
     if service is not None:
         for now, (group, num_tokens) in enumerate(zip(groups, served, strict=False)):
-            service.served(group, num_tokens, float(now))
+            service.served(group, num_tokens, since + now)
 
 
 class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
@@ -352,13 +376,17 @@ class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
         """Also the order of many tenants, of whom some have left."""
         order = self.make()
         groups = waiting_groups(requests_of_tenants(written_requests()[0]))
-        _tell(order, groups, SERVED * len(groups))
+        _tell(order, groups, range(1, 1 + len(groups)))
         if (service := _service_of(order)) is not None:
             for group in groups[::3]:
                 service.left(group)
         keys = [order.key(group, TIMES[-1]) for group in groups]
-        ranks = sorted(range(len(groups)), key=keys.__getitem__)
-        return {**super().answers(beside), "many tenants": ranks}
+        found = {"many tenants": sorted(range(len(groups)), key=keys.__getitem__)}
+        if isinstance(order, SupportsQuantum):
+            for group in groups:
+                group.status, group.first_token_at = Status.RUNNING, 0.0
+            found["quanta"] = [order.quantum_over(group, TIMES[-1]) for group in groups]
+        return {**super().answers(beside), **found}
 
     def check_written(self) -> None:
         super().check_written()
@@ -366,3 +394,4 @@ class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
         self.check_stability(written_requests(), *TIMES[:2])
         self.check_service(written_requests(), SERVED)
         self.check_quanta(written_requests(), SERVED, TIMES[-1])
+        self.check_growing()

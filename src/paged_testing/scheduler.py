@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from paged_testing.engines import (
     start_memory_engine,
 )
 from paged_testing.options import other_options
+from paged_testing.policy_subjects import waiting_groups
 from paged_testing.repeats import Repeats
 from paged_testing.served import (
     check_not_cut_short,
@@ -59,6 +61,7 @@ _CROWDS: Mapping[str, tuple[int, float, Mapping[str, Any]]] = {
     "is swapped": (9, 2, {"block_size": 4, "num_host_blocks": 2048, "preemption": "swap"}),
 }
 """Steps, blocks for each of many requests, and settings, by what becomes of the most."""
+_LONG = {"prompts of 2048 tokens": (2048, 1), "answers of 400 tokens": (16, 400)}
 
 _STREAM = 80
 """Steps in which small requests keep coming."""
@@ -116,7 +119,8 @@ class SchedulerConformance(Repeats):
         return engine
 
     def uses(self) -> Callable[[int], object]:
-        """Requests that compete, also under small limits, and others that always go on."""
+        """Requests that compete, also under small limits, and others that always go on; two that
+        outgrow the cache, and one that is not added, as where an admission refuses it."""
         values: dict[str, Any] = {"num_blocks": 7, "block_size": 4, "max_model_len": 24}
         engines = list[Engine]()
         for table in self.tables():
@@ -127,7 +131,16 @@ class SchedulerConformance(Repeats):
                 engine = build_memory_engine(self.registry, **chosen)
             engines.append(engine)
         lasting = build_memory_engine(self.registry, **{**chosen, "num_blocks": 24})
-        return serves_again(*engines, lasting=lasting)
+        tiny = build_memory_engine(self.registry, **{**chosen, "num_blocks": 2, "block_size": 2})
+        serves = serves_again(*engines, lasting=lasting)
+
+        def use(number: int) -> None:
+            serves(number)
+            asked = unlike([simple_request(name, 1, 20) for name in "ABC"], number)
+            engines[-1].scheduler.refuse(*waiting_groups(asked[2:]))
+            serve(tiny, Workload(tuple((0, request) for request in asked[:2])))
+
+        return use
 
     def test_holds_nothing_at_first_and_plans_nothing(self) -> None:
         engine = self.make_engine()
@@ -219,21 +232,23 @@ class SchedulerConformance(Repeats):
                 f"{admitted} were admitted, and queues() had {waiting} waiting: the next one first"
             )
 
-    def test_a_step_takes_the_same_instructions_for_short_requests_and_long(self) -> None:
-        """All that have not ended decode, however few a component runs at a time."""
-        costs = []
-        for length in (16, 2048):
-            engine = self.make_engine(num_blocks=256, block_size=32, max_model_len=4096)
-            groups = [engine.add(simple_request(f"r{number}", length, 9)) for number in range(3)]
-            for _ in range(40):
+    @pytest.mark.parametrize("of", _LONG)
+    def test_calls_take_the_same_instructions_for_short_requests_and_long(self, of: str) -> None:
+        """Three decode, if as many may run, and others wait; each takes one block."""
+        engines = list[Engine]()
+        for length, more in ((16, 1), _LONG[of]):
+            values: dict[str, Any] = {"num_blocks": 3, "block_size": 8192, "max_model_len": 8192}
+            engine = self.make_engine(watermark=0.0, checks="basic", **values)
+            for number in range(6):
+                engine.add(simple_request(f"r{number}", length, 4096))
+            for _ in range(800):
                 engine.step()
-                if all(not g.live or g.live[0].num_tokens > length for g in groups):
+                running = engine.scheduler.queues().running
+                if running and all(group.longest >= length + more for group in running):
                     break
-            costs.append(instructions(engine.step, self.package))
-        assert costs[1] <= 2 * costs[0] + 100, (
-            f"a step in which requests decode takes {costs[0]} instructions and items where "
-            f"they have 16 tokens, {costs[1]} where they have 2048"
-        )
+            engines.append(engine)
+        why = f"{{}} takes {{}} instructions where requests are short, {{}} with {of}"
+        self.check_cost(engines, why, 2)
 
     @pytest.mark.parametrize("of", _CROWDS)
     def test_a_step_takes_instructions_in_proportion_to_what(self, of: str) -> None:
@@ -285,13 +300,22 @@ class SchedulerConformance(Repeats):
                 break
         return engine
 
-    def check_cost(self, crowds: Sequence[Engine]) -> None:
-        """Check the instructions of calls in engines that have 32 and 256 requests."""
+    def check_cost(
+        self,
+        crowds: Sequence[Engine],
+        why: str = "{} takes {} instructions while 32 requests are there, {} at 256",
+        most: int = 24,
+    ) -> None:
+        """Check the instructions of calls in two engines, by default of 32 and 256 requests."""
+        removed = "r16" if most > 2 else "r4"
         calls: Mapping[str, Callable[[Engine], object]] = {
             "a step": Engine.step,
             "queues()": lambda engine: engine.scheduler.queues(),
             "add()": lambda engine: engine.add(simple_request("another", 5, 500)),
-            "remove()": lambda engine: engine.abort("r16"),
+            "remove()": lambda engine: engine.abort(removed),
+            "remove() of one that runs": lambda engine: [
+                engine.abort(group.id) for group in engine.scheduler.queues().running[:1]
+            ],
             "a step after those that ran have left": Engine.step,
         }
         for name, call in calls.items():
@@ -301,10 +325,8 @@ class SchedulerConformance(Repeats):
             few, many = (
                 instructions(partial(call, each), self.package, most=1_000_000) for each in crowds
             )
-            most = 40 if "left" in name else 24  # lists of all may move up
-            assert many <= most * few + 100, (
-                f"{name} takes {few} instructions while 32 requests are there, {many} at 256"
-            )
+            factor = 40 if "left" in name and most > 2 else most  # lists of all may move up
+            assert many <= factor * few + 100, why.format(name, few, many)
 
     # ------------------------------------------------------------------ written situations
 
@@ -440,7 +462,10 @@ class SchedulerConformance(Repeats):
 
     def test_what_the_order_was_while_nothing_could_start_does_not_matter(self) -> None:
         """The first request takes the cache until the keys of those that wait have changed."""
-        later = [(1 + place, simple_request(f"r{place}", 13, 3)) for place in range(3)]
+        later = [
+            (1 + place // 2, replace(simple_request(f"r{place}", 13, 3), tenant="ab"[place % 2]))
+            for place in range(4)
+        ]
         workload = Workload(((0, simple_request("A", 12, 9)), *later))
         for table in self.tables():
             steady, turned = (self.decided(workload, table, at=at) for at in (0.0, 6.0))

@@ -336,6 +336,28 @@ SITUATIONS: Mapping[str, Situation] = {
         {"num_blocks": 10, "num_host_blocks": 40, **_SWAP},
         outgrown=True,
     ),
+    "a request waits that is worse than one that is swapped": Situation(
+        _arrive(
+            simple_request("A", 1, 3, priority=2),
+            *(simple_request(name, 8, 8, priority=1) for name in "BC"),
+        ),
+        {"num_blocks": 8, "num_host_blocks": 20, "queue_order": "priority", **_SWAP},
+    ),
+    "many tenants compete": Situation(
+        _arrive(
+            *(
+                replace(
+                    simple_request(f"r{at}", 2 + at % 5, 3 + 7 * at % 9, priority=at % 3),
+                    tenant=f"tenant{5 * at % 7}",
+                    session=f"session{at % 4}",
+                    cache_salt=f"salt{at % 2}",
+                    deadline=60.0 - at if at % 3 else None,
+                )
+                for at in range(16)
+            )
+        ),
+        {"num_blocks": 20},
+    ),
     "more requests than may run at once": Situation(
         _arrive(*(simple_request(f"r{at}", 2 + at % 3, 3 + at % 4) for at in range(12))),
         {"num_blocks": 20},
@@ -357,6 +379,7 @@ FOR_EVERY_POLICY: Mapping[str, Situation] = {
         "a prompt comes again when its blocks are idle",
         "better requests arrive while others run",
         "prompts have one token",
+        "many tenants compete",
     )
 }
 """Situations in which other policies than the scheduler decide the most."""

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import shuffle
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
@@ -134,6 +134,14 @@ class TouchingAllocator(HashCachedAllocator):
             self.share([block])
             self.free([block])
         return found
+
+
+class ReusingAllocator(HashCachedAllocator):
+    """Returns all that it finds in the same list."""
+
+    def look_up(self, keys: Sequence[BlockKey], /) -> list[BlockId]:
+        self.__dict__.setdefault("found", [])[:] = super().look_up(keys)
+        return cast("list[BlockId]", self.__dict__["found"])
 
 
 class HereditaryAllocator(HashCachedAllocator):

@@ -10,7 +10,7 @@ from itertools import count
 from math import exp, sqrt
 from random import Random, choice, random, randrange
 from time import monotonic, sleep
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
@@ -288,6 +288,38 @@ class IdleOrder(_ServiceOrder):
             self.known.pop(group.request.tenant, None)
 
 
+class RememberedOrder(_Order):
+    """Keeps what it said of the last groups when it was first asked."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        key = self.known.setdefault(group, group.max_length - group.longest)
+        if len(self.known) > 32:
+            del self.known[next(iter(self.known))]
+        return key
+
+
+class OneByOneQuantum(_CountingService):
+    """Counts the tokens that were served one by one."""
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        for _ in range(num_tokens):
+            super().served(group, 1, now)
+
+
+class WeightyOrder(_ServiceOrder):
+    """Doubles the weight of what is served every minute, until there is no such number."""
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        super().served(group, num_tokens * int(2.0 ** (now / 60)), now)
+
+
+class SeldomQuantum(_CountingService):
+    """Ends some quanta some tokens later, by hashes of tenants."""
+
+    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
+        return self.tokens.get(group.id, 0) > 100 + hash(group.request.tenant) % 8
+
+
 class SummingQuantum(_CountingService):
     """Keeps what was served in each step, and adds it up."""
 
@@ -403,6 +435,11 @@ VICTIMS = with_another(
         "AddingVictim": lambda self, shown, now: max(
             shown, key=lambda group: len([t for each in group.live for t in each.tokens])
         ),
+        # compares each block with each
+        "ComparingVictim": lambda self, shown, now: max(
+            shown,
+            key=lambda g: sum(g.live[0].table.blocks.index(b) for b in g.live[0].table.blocks),
+        ),
         # finds none in a crowd
         "CrowdedVictim": lambda self, shown, now: shown[-1] if len(shown) < 1000 else None,
         # frees the blocks itself
@@ -441,6 +478,16 @@ class _Preemption(_Policy, Preemption):
 
 class _Swapping(_Preemption):
     may_swap = True
+
+
+class RememberedPreemption(_Swapping):
+    """Keeps what it said of the last groups when it was first asked."""
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        said = self.known.setdefault(group, SWAP if group.longest > 32 else RECOMPUTE)
+        if len(self.known) > 32:
+            del self.known[next(iter(self.known))]
+        return cast("PreemptionMode", said)
 
 
 class PairPreemption(_Preemption):

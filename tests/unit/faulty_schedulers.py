@@ -174,6 +174,48 @@ class KeepingScheduler(TokenBudgetScheduler):
         self._seen.append(group)
 
 
+class KeptWithoutEndScheduler(TokenBudgetScheduler):
+    """Keeps the ids of requests until they are removed, which none is that is given up."""
+
+    def __init__(self, options: Any, parts: Any, /) -> None:
+        super().__init__(options, parts)
+        self._ids = set[str]()
+
+    def add(self, group: SequenceGroup, /) -> None:
+        super().add(group)
+        self._ids.add(group.id)
+
+    def remove(self, group: SequenceGroup, /) -> None:
+        super().remove(group)
+        self._ids.discard(group.id)
+
+
+class KeptWhenAskedScheduler(KeptWithoutEndScheduler):
+    """Keeps the ids of requests about which it was asked, until they are added."""
+
+    def refuse(self, group: SequenceGroup, /) -> str | None:
+        self._ids.add(group.id)
+        return super().refuse(group)
+
+    def add(self, group: SequenceGroup, /) -> None:
+        super().add(group)
+        self._ids.discard(group.id)
+
+
+class EarlierFirstScheduler(TokenBudgetScheduler):
+    """Admits before what is swapped out what arrived earlier, whatever the order is."""
+
+    def _may_admit(self) -> bool:
+        return not self._swapped or self._waiting.head().number < self._swapped[0].number
+
+
+class MeasuringScheduler(TokenBudgetScheduler):
+    """Counts the tokens of the request that is next."""
+
+    def _has_room(self, group: SequenceGroup) -> bool:
+        return sum(1 for _ in group.request.prompt) > 0
+
+
 class LookingBackScheduler(TokenBudgetScheduler):
     """Goes through the ids of all requests that there were."""
 
