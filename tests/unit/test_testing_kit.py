@@ -131,7 +131,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "WideGrammar": "allows tokens that are not",
     "ChangingAttention": "changed the batch",
     **dict.fromkeys(("SleepingRoutes", "ReadingRoutes"), "every request waits meanwhile"),
-    "KeepingRoutes": "grows for ever|still take",
+    "KeepingRoutes": "grows for ever|still take|changes .*LastService",
     "NamedRoutes": "with 500: KeyError",
     **dict.fromkeys(("CountingRoutes", "CuttingRoutes"), "instructions in the event loop with a"),
     "InLoopRoutes": "tokenises the text in the event loop",
