@@ -140,7 +140,7 @@ def growth(
     go_on(num_uses // 4)
     before, shared = cost(), shared_state(package)
     few = _IN_TURNS if num_uses >= 8 * _IN_TURNS else max(2, num_uses // 8)
-    turns = -(-_IN_TURNS // few)
+    turns = max(2, -(-_IN_TURNS // few))
     with memory_traced() as allocated:
         last = 0
 
