@@ -38,6 +38,8 @@ SHORT: Sequence[Chunks] = (
 )
 """At the edges of blocks."""
 
+_OF_OPTIONS: Chunks = [(300, 1), (0, 90), (37, 23), (5, 1)]
+"""For each of many options."""
 LONG: Chunks = [(700, 1), (0, 150), (130, 70), (5, 1), (255, 1), (256, 1)]
 
 
@@ -227,9 +229,10 @@ class AttentionConformance(ComponentConformance):
 
     def check_written(self) -> None:
         super().check_written()
-        for changes in ({}, {"sliding_window": 100}, SHAPES["sinks and the others"]):
+        for changes in ({}, {"sliding_window": 30}, SHAPES["sinks and the others"]):
             with suppress(pytest.skip.Exception):
-                self.test_equals_dense_attention_on_long_sequences(changes)
+                layer = self.layer(self.dtypes[0], **changes)
+                self.check_run(self.scene(self.make(), layer, _OF_OPTIONS, 27))
 
     # ------------------------------------------------------------------ results
 
