@@ -343,7 +343,7 @@ class ExecutorConformance(ComponentConformance):
         assert not left, f"after close() there are still {left}"
 
     def test_keeps_nothing_when_it_starts_again_or_is_closed(self) -> None:
-        """It starts again as after a loss, when it has many sequences."""
+        """A start as after a loss leaves none of many sequences."""
         many = [
             [replace(new_sequence(n + first, 16, 0), request_id=f"{n}") for n in range(150)]
             for first in (0, 150, 300)

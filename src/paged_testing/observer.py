@@ -469,9 +469,9 @@ class _Reader:
         self.since = 0
         self.sizes = list[int]()
         self.logs: dict[str, tuple[list[object], list[object]]] | None = None
-        """Of each list that every request makes longer: all of it, and what was heard of it."""
+        """Lists that every request makes longer: all of each, and what was heard of it."""
         self.missed = ""
-        """What it heard and should not have, or should have heard."""
+        """Entries that it heard and should not have, or should have heard."""
 
     def hear(self, report: Mapping[str, Any], whole: Mapping[str, Any], key: str) -> None:
         """Take a report, and what one since the beginning is now."""

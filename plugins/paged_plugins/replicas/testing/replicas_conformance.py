@@ -73,7 +73,7 @@ class ReplicasConformance(ComponentConformance):
     # ------------------------------------------------------------------ written cases
 
     def test_answers_every_request_once(self) -> None:
-        """What is aborted or refused is not there any more."""
+        """Requests that are aborted or refused are not there any more."""
 
         async def test(client: Replicas) -> None:
             streams = [ask(client, number) for number in range(8)]
@@ -176,7 +176,7 @@ class ReplicasConformance(ComponentConformance):
         self.run(test)
 
     def test_goes_on_after_an_engine_was_lost(self) -> None:
-        """What it served is answered by another one, or raises; it is started again."""
+        """Requests of a lost one are answered by another one, or raise; it is started again."""
 
         async def test(client: Replicas) -> None:
             if not self._engines:

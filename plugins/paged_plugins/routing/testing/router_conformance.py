@@ -218,7 +218,7 @@ class RouterConformance(Repeats):
     # ------------------------------------------------------------------ what replicas hold
 
     def test_goes_by_the_blocks_that_it_is_told_of(self) -> None:
-        """What replicas hold changes where some request is sent, or to be told would be in vain."""
+        """Blocks that replicas hold change where some request is sent, or to be told is in vain."""
         if not self.scene().is_told:
             pytest.skip("it is told of no blocks")
         told, as_list = self._where_some_is_held(iter), self._where_some_is_held(list)
