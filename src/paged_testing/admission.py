@@ -28,6 +28,7 @@ LOADS = (
     Load(num_running=4, max_num_seqs=4, free_tokens=3),
     Load(num_waiting=3, waiting_tokens=30, num_running=4, max_num_seqs=4),
     Load(num_waiting=10**6, waiting_tokens=10**9, num_running=2),
+    Load(num_running=2, free_tokens=256),
 )
 """Engines when a request arrives: with nothing to do, with some, and with far too much."""
 

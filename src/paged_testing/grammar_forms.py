@@ -140,6 +140,8 @@ TEXTS: Mapping[str, tuple[Mapping[str, Any], Sequence[str], Sequence[str]]] = {
         "regex",
         "regex",
         ("^ab$", ["ab"], ["^ab$", "a", "abb", "^ab"]),
+        ("((^|,)[a-c]{2})+", ["ab", "ab,bc"], ["abbc", ",", "ab,"]),
+        ("(ab$|b), c", ["b, c"], ["ab, c", "ab"]),
         (r"a\$b\^\{1\}", ["a$b^{1}"], ["ab1", "a\\$b\\^\\{1\\}"]),
         (r"\(\d\.\d\)\\", ["(1.5)\\"], ["(1x5)\\", "(1.5)", "1.5"]),
         (r"\n\t\x41", ["\n\tA"], ["\\n\\tA", "ntA", "\n\tx41"]),

@@ -113,7 +113,8 @@ class ObserverConformance(ComponentConformance):
     def growth(self) -> tuple[int, float, float]:
         """Also by uses of an engine that is never idle."""
         grown, before, after = super().growth()
-        engine = self._small_engine(self._folder / "lasting", num_blocks=24)
+        (folder := self._folder / "lasting").mkdir(exist_ok=True)
+        engine = self._small_engine(folder, num_blocks=24)
         lasting = growth(partial(go_on, engine), self.num_uses, self.package, self.bytes_free)
         check_observers(engine)
         return max(grown, lasting[0]), before, after
@@ -318,6 +319,22 @@ class ObserverConformance(ComponentConformance):
         assert late >= soon, (
             f"a reader who gives each number back hears {soon} values of a request at first, and "
             f"{late} later: also what comes after more than is kept is to be reported"
+        )
+
+    def test_many_requests_may_run(self) -> None:
+        """A step takes work in proportion to them."""
+        costs = list[int]()
+        for number in (32, 128):
+            engine = self._small_engine(num_blocks=512)
+            for place in range(number):
+                engine.add(simple_request(f"r{place}", (1, 2, 3), 8))
+            while engine.scheduler.queues().waiting:
+                engine.step()
+            costs.append(instructions(engine.step, self.package))
+            check_observers(engine)
+        assert costs[1] <= 6 * costs[0] + 400, (
+            f"of a step it hears in {costs[0]} instructions and items while 32 requests decode, "
+            f"{costs[1]} while 128 do: look at each a few times"
         )
 
     def test_many_requests_may_wait(self) -> None:

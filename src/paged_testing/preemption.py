@@ -206,11 +206,14 @@ class PreemptionCases(ComponentConformance):
     def _groups(
         self, requests: Sequence[Request], computed: Sequence[int], ended: Sequence[int]
     ) -> list[SequenceGroup]:
-        """Some waiting groups, and the same requests running."""
-        return [
+        """Some waiting groups, and the same requests running, of which some were preempted."""
+        groups = [
             *waiting_groups(requests),
             *running_groups(empty_cache(self.registry, 256), requests, computed, ended),
         ]
+        for number, group in enumerate(groups):
+            group.num_preemptions = number % 3
+        return groups
 
 
 class _SwapRecorder(Observer):

@@ -172,6 +172,10 @@ WRONG_DECISIONS = {
     "HurriedAdmission": lambda own, request, load, now: Refused("full", -1.0),
     "CommonAdmission": _count,
     "RelativeAdmission": lambda own, request, load, now: Held(5.0) if load.num_waiting else None,
+    # takes each engine for one whose sequences are limited
+    "SeatedAdmission": lambda own, request, load, now: (
+        None if load.num_waiting or load.num_running < load.max_num_seqs else Held(now + 5)
+    ),
     # until the next slot of time
     "SlottedAdmission": lambda own, request, load, now: Held(now // 2 * 2 + 3),
     "CountingAdmission": _refuse_many,

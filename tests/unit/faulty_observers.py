@@ -287,6 +287,15 @@ class PairingObserver(_Observer):
         self.steps += sum(group in waiting for group in waiting)
 
 
+class SearchingObserver(_Observer):
+    """Looks for each that is scheduled among those that run."""
+
+    def on_step(self, step: StepRecord, /) -> None:
+        running = step.queues.running
+        for name in step.scheduled:
+            self.steps += next((at for at, group in enumerate(running) if group.id == name), 0)
+
+
 class OneFileObserver(_Observer):
     """Has a file with its class, which the first that is closed closes."""
 

@@ -516,6 +516,7 @@ PREEMPTIONS = {
         {
             # it says that it never swaps
             "SecretSwapPreemption": lambda self, group: SWAP,
+            "AgainPreemption": lambda self, group: SWAP if group.num_preemptions > 1 else RECOMPUTE,
             "WordlessPreemption": lambda self, group: "drop",
             # looks for ever for a length that suits a forked group
             "SearchingPreemption": forever(

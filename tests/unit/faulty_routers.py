@@ -176,6 +176,14 @@ class DeafRouter(FollowingRouter):
     def changed(self, held: set[int], kind: str, keys: Sequence[int]) -> None: ...
 
 
+class SortingRouter(FollowingRouter):
+    """Takes what is removed in a report for what is not held after it."""
+
+    def blocks_changed(self, replica: int, changes: Iterable[BlockChange], /) -> None:
+        kinds = ("cleared", "stored", "removed")
+        super().blocks_changed(replica, sorted(changes, key=lambda each: kinds.index(each[0])))
+
+
 class UnclearedRouter(FollowingRouter):
     """Remembers what caches held before they were cleared."""
 
@@ -345,6 +353,7 @@ _CLASSES = (
     SubsetRouter,
     CountedRouter,
     IdleRouter,
+    SortingRouter,
 )
 FAULTY: dict[str, type[FaultyRouter]] = {each.__name__: each for each in _CLASSES} | {
     name: type(name, (FaultyRouter,), {"choose": choose, "__module__": __name__})

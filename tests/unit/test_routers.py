@@ -65,6 +65,7 @@ CAUGHT_BY = {
     "RemindedRouter": "40 replicas that have left left",
     "UnsaltedRouter": "of the salt 'a' is sent to",
     "DeafRouter": "has no effect",
+    "SortingRouter": "in their order",
     "UnclearedRouter": "until its cache was `cleared`",
     "LingeringRouter": "left, and is back",
 }

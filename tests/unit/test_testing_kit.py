@@ -72,6 +72,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "RootedAllocator": "a prefix",
     "CrowdedEvictor": "which are of equal content",
     "KeyedObserver": "JSON has texts alone",
+    "SeatedAdmission": "NoneType",
     "IdleObserver": "what it keeps",
     "NamingObserver": "cut the texts",
     "RingObserver": "a reader who|of the report before",

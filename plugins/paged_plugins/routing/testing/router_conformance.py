@@ -229,6 +229,11 @@ class RouterConformance(Repeats):
             f"request {differ[0]} is sent to {told[differ[0]]} where changes of caches come as an "
             f"iterator, and to {as_list[differ[0]]} where they come as a list: go through them once"
         )
+        again = self._where_some_is_held(_undone_and_made_again)
+        assert again == as_list, (
+            f"requests are sent to {as_list}, and to {again} where what is stored or removed is "
+            "undone and made again in one report: take its changes in their order"
+        )
         kits = chain([self], (self.variant(**each) for each in self.other_settings()))
         where = (kit._where_some_is_held for kit in kits)
         assert any(each(iter) != each(lambda changes: ()) for each in where), (
@@ -421,6 +426,17 @@ class RouterConformance(Repeats):
 
 
 _PROMPT, _OTHER = range(40), range(100, 140)
+
+
+def _undone_and_made_again(changes: Iterable[BlockChange]) -> list[BlockChange]:
+    other = {"stored": "removed", "removed": "stored"}
+    return [
+        (each, keys)
+        for kind, keys in changes
+        for each in ((kind, other[kind], kind) if kind in other else (kind,))
+    ]
+
+
 _HOW: Mapping[str, str] = {
     "are removed": "which were `removed`",
     "are cleared": "until its cache was `cleared`",

@@ -209,7 +209,8 @@ def unrelated_requests(
     """Yield requests of equal length that have no token and no session in common, without end."""
     for number in count(first):
         prompt = range(48 * number, 48 * number + 48)
-        yield make_request(number, prompt), session.format(number)
+        salt = f"salt {number}" if number % 3 == 2 else None
+        yield make_request(number, prompt, salt), session.format(number)
 
 
 def varied_requests(first: int = 0) -> list[tuple[Request, str]]:

@@ -127,7 +127,7 @@ class RoutesConformance(ComponentConformance):
         """With no status of 500, and none that is not documented; nothing waits meanwhile."""
 
         async def check(service: WatchedService, made: list[Route], route: Route) -> None:
-            is_plain = not isinstance(route, Endpoint)
+            is_plain, streams = not isinstance(route, Endpoint), False
             for method, path in product(_methods(route), _paths(route)):
                 bodies = [None] if method == "GET" else [None, *_BODIES]
                 if isinstance(route, Endpoint) and route.body:
@@ -140,11 +140,18 @@ class RoutesConformance(ComponentConformance):
                     found = await ask(service, made, method, path, body, until=until)
                     said = f"{method} {path} answers {_short(body)} with {found.status}"
                     assert found.status != 500, f"{said}: {found.error and error_text(found.error)}"
+                    streams = streams or _is_stream(found)
                     if isinstance(route, Endpoint):
                         _check_answer(found, route, said)
                     assert found.status != 200 or service.num_refused == refused, (
                         f"{said}, though the engine refuses the request: let what it raises pass"
                     )
+            if isinstance(route, Endpoint) and route.events and not streams:
+                usual, path = _usual(route, service), _paths(route)[0]
+                answered = (await ask(service, made, route.method, path, usual)).status == 200
+                assert not answered or len(await _forms(service, route)) > 2, (
+                    f"{route.path} says what its events are, and answers no body with events"
+                )
             if isinstance(route, Endpoint) and route.body:
                 body = {**_usual(route, service), "no such field": 1}
                 found = await ask(service, made, route.method, _paths(route)[0], body)
@@ -185,11 +192,14 @@ class RoutesConformance(ComponentConformance):
             for route in (each for each in made if each.body):
                 needed, *others = _bodies(route.body, service, _TEXT, _NUMBER)
                 drawn = Random(1).sample(others, min(len(others), _MOST_ALIKE))
-                bodies = [json.dumps(each).encode() for each in (needed, *drawn)]
+                forms = [json.dumps(each) for each in (needed, *drawn)]
+                bodies = [_filled(each, _TEXT, 0) for each in forms]
+                others = [_filled(each, "another", 0) for each in forms]
                 for body in dict.fromkeys(bodies):
                     await ask(service, made, route.method, _paths(route)[0], body)
-                for at in range(0, len(bodies), 8):
-                    await self.check_as_alone(service, made, route, bodies[at : at + 8])
+                for some in (slice(at, at + 4) for at in range(0, len(bodies), 4)):
+                    mixed = chain(*zip(bodies[some], others[some], strict=True))
+                    await self.check_as_alone(service, made, route, [*mixed])
 
         self.run(test)
 

@@ -23,11 +23,12 @@ MARKS = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>"),
     *('{"name": "f", "arguments": {"a": 1}}', '{"name": "weather", "parameters": {}}'),
     *('{"name": "f"', '"arguments": ', '{"a": [tru', "[f(a=1)]", "[weather(", "f(x='y')"),
-    *("[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", "<", "te", "\u4e16", "1.5", "null", "("),
+    *("[", "]", "{", "}", ",", ";", " ", "\n", '"', "\\", "<", "te", "1.5", "null", "("),
+    *("\u4e16", "\u0130"),
 )
 PLAIN = (
     *("", "Hello.", "a < b and c > d", "1, 2, 3", "\n\n  indented\n", "\u4e16\u754c \U0001f600"),
-    *("\u00a0a\r\nb \r\n\u3000", "\ufeff\ta\u2028\x1c"),
+    *("\u00a0a\r\nb \r\n\u3000", "\ufeff\ta\u2028\x1c", "\u0130\u0130 \ufb01\xdf"),
     *('{"city": "Paris"}', "[1, 2]", "<b>bold</b>", "tool_call", "an answer {"),
 )
 """Texts without a call."""
@@ -39,6 +40,9 @@ def cut_texts(written: Sequence[str] = ()) -> Iterator[list[str]]:
     drawn = Random(0)
     for number in range(250 if written else 150):
         begin = drawn.choice(written) if number >= 150 else ""
+        if begin and number % 3 == 0:  # a letter that is two in lower case
+            place = drawn.randint(0, len(begin))
+            begin = f"{begin[:place]}\u0130{begin[place:]}"
         begin = begin[: drawn.randint(0, len(begin))]
         whole = begin + "".join(drawn.choices(MARKS, k=drawn.randint(0, 2 if begin else 10)))
         whole += drawn.choice(_SPACES) if begin else ""
