@@ -64,13 +64,13 @@ class AdmissionConformance(Repeats):
         """The same at any time: `until` is on the engine's clock, `retry_after` in seconds."""
         one, other = self.asked(), self.asked()
         assert one == other, f"it decides {one}, a second one {other}: runs cannot be repeated"
-        pairs = ((far, zip(one, self.asked(far), strict=True)) for far in _LATER)
-        for far, (first, second) in ((far, each) for far, both in pairs for each in both):
-            assert _seconds(first) == pytest.approx(_seconds(second, far), abs=1e-3), (
-                f"it decides {first}, and {second} where all happens {far:g} seconds later: "
-                "`until` is a time on the engine's clock, which may begin anywhere, and "
-                "`retry_after` seconds from now"
-            )
+        for far in _LATER:
+            for first, second in zip(one, self.asked(far), strict=True):
+                assert _seconds(first) == pytest.approx(_seconds(second, far), abs=1e-3), (
+                    f"it decides {first}, and {second} where all happens {far:g} seconds later: "
+                    "`until` is a time on the engine's clock, which may begin anywhere, and "
+                    "`retry_after` seconds from now"
+                )
 
     def asked(self, begins: float = 0.0) -> list[Decision]:
         """Return what is decided over written requests under each load, some of which are aborted;

@@ -186,7 +186,7 @@ class PrefixCacheModel(AllocatorModel):
         super().share(blocks)
 
     def free(self, blocks: Sequence[BlockId]) -> None:
-        """Or, in turns, release them after a step."""
+        """Free blocks or, each second time, release them after a step."""
         before = dict(self.evictor.held)
         self.now += 1
         if isinstance(self.real, SupportsLastStep) and self.now % 2:

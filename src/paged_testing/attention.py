@@ -39,7 +39,7 @@ SHORT: Sequence[Chunks] = (
 """At the edges of blocks."""
 
 _OF_OPTIONS: Chunks = [(300, 1), (0, 90), (37, 23), (5, 1)]
-"""For each of many options."""
+"""Chunks of a step that each of many options is tried with."""
 LONG: Chunks = [(700, 1), (0, 150), (130, 70), (5, 1), (255, 1), (256, 1)]
 
 
@@ -127,7 +127,7 @@ class AttentionConformance(ComponentConformance):
 
     slot: ClassVar[str] = "attention"
     head_dims: ClassVar[Sequence[int]] = (1, 6, 16, 33, 64, 80, 96, 128, 256)
-    """Numbers of a head that it serves."""
+    """Sizes of a head that it serves."""
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     """Types of the cache that it serves."""
     max_seconds: ClassVar[float] = 200

@@ -309,13 +309,17 @@ class _Gains:
         return b""
 
 
-class GainsRoutes(ChoiceRoutes):
-    """Sends such events."""
+class _Streaming(ChoiceRoutes):
+    """Has events."""
 
     def routes(self) -> list[Endpoint]:
         (made,) = super().routes()
         made.events = Item
         return [made]
+
+
+class GainsRoutes(_Streaming):
+    """Sends such events."""
 
     async def go_on(self, request: Any, body: Choice) -> Response:
         if not body.stream:
@@ -327,15 +331,10 @@ class GainsRoutes(ChoiceRoutes):
         return EventStream(Answer(service, "go", made), _Gains(), self.found.options)
 
 
-class NumberingRoutes(ChoiceRoutes):
+class NumberingRoutes(_Streaming):
     """Numbers the events of all answers together."""
 
     num_sent = 0
-
-    def routes(self) -> list[Endpoint]:
-        (made,) = super().routes()
-        made.events = Item
-        return [made]
 
     async def go_on(self, request: Any, body: Choice) -> Response:
         if not body.stream:

@@ -87,7 +87,7 @@ class ReplicasConformance(ComponentConformance):
             found = await client.metrics()
             assert found.num_finished == 8
             assert found.num_blocks == found.num_free_blocks == _BLOCKS * len(client.replicas())
-            client.abort("nobody")
+            client.abort("unknown")
             kept = ask(client, 0)
             closed, *aborted = (ask(client, number, tokens=_LONG) for number in range(1, 6))
             with pytest.raises(RequestError):

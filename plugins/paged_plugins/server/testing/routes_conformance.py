@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
-from functools import partial, reduce
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from functools import partial
 from itertools import chain, product
 from random import Random
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from msgspec import inspect
 from starlette.routing import BaseRoute, Route
 
 from paged_core.errors import error_text
@@ -22,6 +21,17 @@ from paged_plugins.server.http.endpoint import EVENTS, Endpoint, openapi
 from paged_plugins.server.http.own_routes import OwnRoutes
 from paged_plugins.server.routes import Routes
 from paged_plugins.server.service import Service
+from paged_plugins.server.testing.bodies import (
+    NUMBER,
+    TEXT,
+    bodies_of,
+    filled,
+    forms_of,
+    is_stream,
+    paths_of,
+    refused_by,
+    usual_body,
+)
 from paged_plugins.server.testing.services import (
     Answered,
     WatchedService,
@@ -46,22 +56,17 @@ _BODIES: tuple[Any, ...] = (
     {"model": "no such model"},
 )
 """Unexpected things that a client may send."""
-_TEXTS = ("", "\N{SNOWMAN}\u2028", "\ud800", "\0\r\n", "long " * 4000)
 _LINES = "a b\n" * 100
 _MOST_LONG = 16
 """Bodies with a long text that are tried."""
 _NOT_READY = ("starts", "ends", "is full", "aborts")
 """States in which requests are not served."""
-_NUMBERS = (1, 0, -1, 5000, 1 << 62)
 _CHANCE = re.compile(rb'"\w*id":"[^"]*"|\d+\.\d+|[a-z]*[-_]?[\da-f-]{8,}')
 """Times and ids, which differ in answers that are alike."""
 _MANY = 100
 """Clients that go at a time."""
-_TEXT, _NUMBER = "a text of a use", 10_000
-"""In the bodies of uses, each of which has others."""
 _SOME, _MOST_ALIKE = 4, 40
 """Tokens that are generated at most where bodies differ in a field, and how many such bodies."""
-_MOST_REFUSED = 100
 _LENGTHS = 32, 512
 """Tokens of an answer whose events are counted."""
 _MOST_BODIES = 300
@@ -128,10 +133,10 @@ class RoutesConformance(ComponentConformance):
 
         async def check(service: WatchedService, made: list[Route], route: Route) -> None:
             is_plain, streams = not isinstance(route, Endpoint), False
-            for method, path in product(_methods(route), _paths(route)):
+            for method, path in product(_methods(route), paths_of(route)):
                 bodies = [None] if method == "GET" else [None, *_BODIES]
                 if isinstance(route, Endpoint) and route.body:
-                    known = _bodies(route.body, service)
+                    known = bodies_of(route.body, service)
                     bodies += Random(0).sample(known, min(len(known), _MOST_BODIES))
                 for body in bodies:
                     refused = service.num_refused
@@ -140,21 +145,21 @@ class RoutesConformance(ComponentConformance):
                     found = await ask(service, made, method, path, body, until=until)
                     said = f"{method} {path} answers {_short(body)} with {found.status}"
                     assert found.status != 500, f"{said}: {found.error and error_text(found.error)}"
-                    streams = streams or _is_stream(found)
+                    streams = streams or is_stream(found)
                     if isinstance(route, Endpoint):
                         _check_answer(found, route, said)
                     assert found.status != 200 or service.num_refused == refused, (
                         f"{said}, though the engine refuses the request: let what it raises pass"
                     )
             if isinstance(route, Endpoint) and route.events and not streams:
-                usual, path = _usual(route, service), _paths(route)[0]
+                usual, path = usual_body(route, service), paths_of(route)[0]
                 answered = (await ask(service, made, route.method, path, usual)).status == 200
-                assert not answered or len(await _forms(service, route)) > 2, (
+                assert not answered or len(await forms_of(service, route)) > 2, (
                     f"{route.path} says what its events are, and answers no body with events"
                 )
             if isinstance(route, Endpoint) and route.body:
-                body = {**_usual(route, service), "no such field": 1}
-                found = await ask(service, made, route.method, _paths(route)[0], body)
+                body = {**usual_body(route, service), "no such field": 1}
+                found = await ask(service, made, route.method, paths_of(route)[0], body)
                 assert found.status == 400, (
                     f"{route.path} answers a body with a field that it does not know with "
                     f"{found.status}: declare it with forbid_unknown_fields=True"
@@ -177,9 +182,9 @@ class RoutesConformance(ComponentConformance):
             check_loops(self.package)
             made, service.client.front_end.longest = _endpoints(routes), 1
             texts = ("one", "and another") * 6
-            forms = [(each, form) for each in made for form in await _forms(service, each)]
+            forms = [(each, form) for each in made for form in await forms_of(service, each)]
             for (route, form), service.takes_thread in product(forms, (False, True)):
-                asked = [_filled(form, text, 0) for text in texts]
+                asked = [filled(form, text, 0) for text in texts]
                 await self.check_as_alone(service, made, route, asked)
 
         self.run(test)
@@ -190,13 +195,13 @@ class RoutesConformance(ComponentConformance):
         async def test(service: WatchedService, routes: Routes) -> None:
             made, service.client.front_end.longest = _endpoints(routes), _SOME
             for route in (each for each in made if each.body):
-                needed, *others = _bodies(route.body, service, _TEXT, _NUMBER)
+                needed, *others = bodies_of(route.body, service, TEXT, NUMBER)
                 drawn = Random(1).sample(others, min(len(others), _MOST_ALIKE))
                 forms = [json.dumps(each) for each in (needed, *drawn)]
-                bodies = [_filled(each, _TEXT, 0) for each in forms]
-                others = [_filled(each, "another", 0) for each in forms]
+                bodies = [filled(each, TEXT, 0) for each in forms]
+                others = [filled(each, "another", 0) for each in forms]
                 for body in dict.fromkeys(bodies):
-                    await ask(service, made, route.method, _paths(route)[0], body)
+                    await ask(service, made, route.method, paths_of(route)[0], body)
                 for some in (slice(at, at + 4) for at in range(0, len(bodies), 4)):
                     mixed = chain(*zip(bodies[some], others[some], strict=True))
                     await self.check_as_alone(service, made, route, [*mixed])
@@ -213,8 +218,8 @@ class RoutesConformance(ComponentConformance):
         """Check that bodies are answered at once as each is by a component of its own."""
 
         async def answer(body: bytes | None, of: Sequence[BaseRoute]) -> tuple[int, bytes]:
-            found = await ask(service, of, route.method, _paths(route)[0], body)
-            is_cut = _is_stream(found) and service.client.front_end.longest != 1  # by chance
+            found = await ask(service, of, route.method, paths_of(route)[0], body)
+            is_cut = is_stream(found) and service.client.front_end.longest != 1  # by chance
             return found.status, b"" if is_cut else _CHANCE.sub(b"#", found.content)
 
         alone = {
@@ -226,7 +231,7 @@ class RoutesConformance(ComponentConformance):
             one, other = alone[body]
             same = beside == one if one == other else beside[0] == one[0]
             assert same, (
-                f"{route.method} {_paths(route)[0]} answers {_short(body)} with {beside} beside "
+                f"{route.method} {paths_of(route)[0]} answers {_short(body)} with {beside} beside "
                 f"others and after them, alone with {one}: keep what is of one request in its "
                 "call, and what is known of others by all that is in their bodies"
             )
@@ -253,9 +258,11 @@ class RoutesConformance(ComponentConformance):
         async def test(service: WatchedService, routes: Routes) -> None:
             made, before = _endpoints(routes), await self.answers(service, routes)
             for route in made:
-                for form, number in product((await _refused(service, route))[:_SOME], range(_MANY)):
-                    body = _filled(form, _TEXT, number)
-                    await ask(service, made, route.method, _paths(route)[0], body)
+                for form, number in product(
+                    (await refused_by(service, route))[:_SOME], range(_MANY)
+                ):
+                    body = filled(form, TEXT, number)
+                    await ask(service, made, route.method, paths_of(route)[0], body)
             after = await self.answers(service, routes)
             assert after == before, (
                 f"the statuses of answers are {before}, and {after} after many were refused"
@@ -278,7 +285,7 @@ class RoutesConformance(ComponentConformance):
         with self.in_loop() as (runner, service):
             service.client.is_slow = True  # or several tokens are one event, by chance
             for route in (each for each in _endpoints(self.make(service)) if each.body):
-                forms = runner.run(_forms(service, route))
+                forms = runner.run(forms_of(service, route))
                 needed, _, *events = (json.loads(each or "") for each in forms)
                 for form in ({**needed, [*each][-1]: True} for each in events):
                     few, many = (self.cost(runner, service, route, form, n) for n in _LENGTHS)
@@ -297,7 +304,7 @@ class RoutesConformance(ComponentConformance):
         longest: int,
     ) -> float:
         """Return the instructions for an event of an answer of so many tokens."""
-        service.client.front_end.longest, path = longest, _paths(route)[0]
+        service.client.front_end.longest, path = longest, paths_of(route)[0]
         answer, found = ask(service, [route], route.method, path, body), []
 
         async def keep() -> None:
@@ -320,9 +327,9 @@ class RoutesConformance(ComponentConformance):
         """Yield what bodies with a text cost in the event loop."""
         with self.in_loop() as (runner, service):
             for route in (each for each in _endpoints(self.make(service)) if each.body):
-                bodies = [_usual(route, service, text), *_bodies(route.body, service, text)]
+                bodies = [usual_body(route, service, text), *bodies_of(route.body, service, text)]
                 for body in [each for each in bodies if 0 < _count(text, each) < 4][:_MOST_LONG]:
-                    path = _paths(route)[0]
+                    path = paths_of(route)[0]
                     calls = (ask(service, [route], route.method, path, body) for _ in range(2))
                     runner.run(next(calls))  # what is made once is made now
                     before = Work.items
@@ -346,7 +353,7 @@ class RoutesConformance(ComponentConformance):
                 service.is_stopping, service.is_full = when == "ends", when == "is full"
                 service.client.aborts = when == "aborts"
                 for route, text in product(made, ("text", _LINES * 20)):
-                    path, body = _paths(route)[0], _usual(route, service, text)
+                    path, body = paths_of(route)[0], usual_body(route, service, text)
                     found = await ask(service, made, route.method, path, body)
                     said = (
                         f"while the engine {when}, {route.method} {path} answers {_short(body)} "
@@ -384,7 +391,7 @@ class RoutesConformance(ComponentConformance):
         made, service.client.is_held = _endpoints(routes), True
         for route in made:
             texts = (f"{text} {number}" for number in range(times))  # none was answered before
-            bodies, path = (_usual(route, service, each) for each in texts), _paths(route)[0]
+            bodies, path = (usual_body(route, service, each) for each in texts), paths_of(route)[0]
             gone = (ask(service, made, route.method, path, body, until=until) for body in bodies)
             await asyncio.gather(*gone)
         await asyncio.sleep(0)
@@ -409,7 +416,7 @@ class RoutesConformance(ComponentConformance):
         """Return the statuses of answers to requests that have what they need."""
         made = _endpoints(routes)
         return [
-            (await ask(service, made, each.method, _paths(each)[0], _usual(each, service)))[0]
+            (await ask(service, made, each.method, paths_of(each)[0], usual_body(each, service)))[0]
             for each in made
         ]
 
@@ -432,20 +439,20 @@ class RoutesConformance(ComponentConformance):
         forms = [
             (each, form)
             for each in made
-            for of in (_forms(service, each), _refused(service, each))
+            for of in (forms_of(service, each), refused_by(service, each))
             for form in loop.run_until_complete(of)
         ]
 
         async def use(number: int) -> None:
             text = f"{number:09}" * 12
             for route, form in forms:
-                path = _paths(route, (text,))[0]
-                body = _filled(form, text, number)
+                path = paths_of(route, (text,))[0]
+                body = filled(form, text, number)
                 await ask(service, made, route.method, path, body)
             until = partial(asyncio.sleep, 0.002)  # it may be a stream without an end
             for each in plain:
                 for method in _methods(each):
-                    path = _paths(each, (text,))[0]
+                    path = paths_of(each, (text,))[0]
                     await ask(service, plain, method, path, {"text": text}, until=until)
             await self.leave(service, routes, text)
             await service.client.metrics()  # the engine has done all before it answers
@@ -459,54 +466,6 @@ def _endpoints(routes: Routes) -> list[Endpoint]:
 
 def _methods(route: Route) -> list[str]:
     return sorted({*(route.methods or ())} - {"HEAD"})
-
-
-def _paths(route: Route, said: Sequence[str] = ("nothing", "0", "-1", "\N{SNOWMAN}")) -> list[str]:
-    """Return the path with values of its parameters."""
-    said = said if route.param_convertors else said[:1]
-    return [re.sub(r"{\w+(:\w+)?}", each, route.path) for each in said]
-
-
-async def _forms(service: WatchedService, route: Endpoint) -> list[str | None]:
-    """Return bodies that a route answers, as JSON: the one that it needs, one of as many fields as
-    it takes, and that as events; :func:`_filled` makes them others."""
-    if not route.body:
-        return [None]
-    (needed, every), found = _bodies(route.body, service, _TEXT, _NUMBER)[:2], list[Any]()
-    many = dict(needed)
-    for name in (each for each in every if each not in needed):
-        body = {**many, name: every[name]}
-        answered = await ask(service, [route], route.method, _paths(route)[0], body)
-        if _is_stream(answered):
-            found.append(name)
-        elif answered.status == 200 and every[name] is not True:
-            many = body
-    events = [{**many, name: True} for name in found]
-    return [json.dumps(each) for each in (needed, many, *events)]
-
-
-def _filled(form: str | None, text: str, number: int) -> bytes | None:
-    """Return a body of a form with another text and another number."""
-    parts = ((_TEXT, text), (str(_NUMBER), str(_NUMBER + number)))
-    filled = reduce(lambda found, pair: found.replace(*pair), parts, form or "")
-    return filled.encode() or None
-
-
-async def _refused(service: WatchedService, route: Endpoint) -> list[str | None]:
-    """Return bodies that have the form that a route takes and are refused, each otherwise."""
-    found = dict[bytes, str | None]()
-    bodies = _bodies(route.body, service, _TEXT, _NUMBER) if route.body else []
-    for body in Random(2).sample(bodies, min(len(bodies), _MOST_REFUSED)):
-        with suppress(msgspec.ValidationError):
-            msgspec.convert(body, route.body)
-            answered = await ask(service, [route], route.method, _paths(route)[0], body)
-            if 400 <= answered.status < 500:
-                found.setdefault(re.sub(rb"\d+", b"", answered.content), json.dumps(body))
-    return [*found.values()]
-
-
-def _is_stream(found: Answered) -> bool:
-    return found.status == 200 and EVENTS in found.headers.get("content-type", "")
 
 
 def _count(text: str, body: Any) -> int:
@@ -526,7 +485,7 @@ def _check_answer(found: Answered, route: Endpoint, said: str) -> None:
     )
     media, kind = "application/json", route.answer if found.status == 200 else route.error
     parts = [found.content]
-    if _is_stream(found):
+    if is_stream(found):
         assert route.events is not None, f"{said} and events, but the endpoint has no `events`"
         media, kind = EVENTS, route.events
         events = re.sub(rb"^event: error\n.*\n", b"", found.content, flags=re.MULTILINE)
@@ -544,65 +503,3 @@ def _check_answer(found: Answered, route: Endpoint, said: str) -> None:
             raise AssertionError(
                 f"{said} and {part[:200]!r}, which is not as the document says: {error}"
             ) from None
-
-
-def _bodies(kind: Any, service: WatchedService, text: str = "text", number: int = 1) -> list[Any]:
-    """Return bodies of a type: with the fields that it needs, and then with each value of each."""
-    known: dict[str, Any] = {"model": [service.model_names[0], "no such model"]}
-    known |= {"": [text, *_TEXTS], "0": [number, *_NUMBERS[1:]]}
-    return [*_values(inspect.type_info(kind), 5, known)]
-
-
-def _usual(route: Endpoint, service: WatchedService, text: str = "text") -> Any:
-    """Return the body that a request to a route needs."""
-    bodies = _bodies(route.body, service, text) if route.body else [None]
-    for body in bodies:
-        with suppress(msgspec.ValidationError):
-            msgspec.convert(body, route.body or Any)
-            return body
-    return bodies[0]
-
-
-def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
-    """Yield values of a type, the usual one first; of a structure, each with one that is unusual.
-
-    Args:
-        known: values of some fields, of texts ("") and of numbers ("0").
-    """
-    match kind:
-        case inspect.StructType() if depth > 0:
-            fields = {
-                each.encode_name: (each.required, found)
-                for each in kind.fields
-                if (found := known.get(each.name) or [*_values(each.type, depth - 1, known)])
-            }
-            needed = {name: found[0] for name, (is_needed, found) in fields.items() if is_needed}
-            yield needed
-            yield {name: found[0] for name, (_, found) in fields.items()}
-            for name, (_, found) in fields.items():
-                yield from ({**needed, name: value} for value in found)
-        case inspect.UnionType():
-            yield from chain.from_iterable(_values(each, depth, known) for each in kind.types)
-        case inspect.ListType() | inspect.VarTupleType() if depth > 0:
-            items = [*_values(kind.item_type, depth - 1, known)]
-            yield from (items[:1], [], *([each] for each in items[1:]), items[:1] * 100)
-        case inspect.DictType() if depth > 0:
-            yield from ({}, *({"a": each} for each in _values(kind.value_type, depth - 1, known)))
-        case inspect.LiteralType():
-            yield from kind.values
-        case inspect.EnumType():
-            yield from (each.value for each in kind.cls)
-        case inspect.IntType() | inspect.FloatType():
-            yield from () if kind.ge is None else (kind.ge,)
-            yield from () if kind.gt is None else (kind.gt + 1,)
-            yield from known["0"]
-            yield from (1e308,) if isinstance(kind, inspect.FloatType) else ()
-        case inspect.StrType():
-            yield from (each.ljust(kind.min_length or 0, "x") for each in known[""][:1])
-            yield from known[""][1:]
-        case inspect.BoolType():
-            yield from (True, False)
-        case inspect.AnyType() | inspect.RawType():
-            yield from ({}, "text", 1, [], None)
-        case inspect.NoneType():
-            yield None
