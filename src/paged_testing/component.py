@@ -28,7 +28,7 @@ from paged_testing.engines import (
     registry_with,
 )
 from paged_testing.options import other_options, unbounded
-from paged_testing.shared import check_shared, shared_state
+from paged_testing.shared import check_process, check_shared, shared_state
 from paged_testing.unused import unused_options
 from paged_testing.use import growth
 
@@ -61,13 +61,14 @@ def settings_round_trip(
 
 
 def _placed(test: Callable[..., None]) -> Callable[..., None]:
-    """Return a test that also says where the code of the component is, if it fails."""
+    """Return a test that also looks at the process, and says where the component is if it fails."""
 
     @wraps(test)
     def run(self: ComponentConformance, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
         try:
             test(self, *args, **kwargs)
+            check_process()
         except Exception as error:
             with suppress(Exception):
                 said = "\n".join((str(error), *getattr(error, "__notes__", ())))

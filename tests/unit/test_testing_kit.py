@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("compiled_kernels")
 ENDLESS = (
     *("WaitingAllocator", "HangingEvictor", "WaitingOrder", "WaitingVictim", "SearchingPreemption"),
     *("CirclingScheduler", "WaitingObserver", "WaitingExecutor", "LoopingAttention"),
-    *("LoopingRunner", "PatientCommunicator", "SlowCommunicator"),
+    *("LoopingRunner", "PatientCommunicator"),
 )
 CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "BackwardsCommunicator": "in the order of the ranks",
@@ -79,7 +79,6 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "ReadObserver": "not what it did before others asked",
     "PairingObserver": "look at each a few times",
     "CachedCostModel": "changes the cache of unit.faulty_cost_models.CachedCostModel._of_tokens",
-    "CommonExecutor": "beside another it samples",
     "AlikeExecutor": "16 sequences draw",
     "ForgetfulExecutor": "are to get one each",
     "TenantPredictor": "still take",
@@ -179,7 +178,6 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "EagerCostModel": "with less of decode_sequences",
     "SwallowingExecutor": "of the executor within it",
     "CountingAdmission": "one burst after the other",
-    "BufferCommunicator": "has changed after later calls",
     "ThreadExecutor": "after close",
     "PackingEvictor": "of the blocks .* it evicted",
     "ScanningEvictor": "no faster than the logarithm",
