@@ -36,6 +36,13 @@ class Planner:
         requeue: puts a preempted group into a queue, ahead of its equals.
         limits: answers what a step has room for; ``None``: those of ``options``.
         options: of :class:`~paged_core.engine.limits.Limits`.
+
+    Attributes:
+        limits, running, kv_cache, preemptor: as given.
+        num_seqs, max_model_len: those of the limits.
+        now, plan: seconds, and the plan, of the present step.
+        is_short: whether blocks were short in it.
+        quanta: of the queue order; ``quanta.exist`` says whether it has any.
     """
 
     def __init__(
