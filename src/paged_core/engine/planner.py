@@ -38,11 +38,8 @@ class Planner:
         options: of :class:`~paged_core.engine.limits.Limits`.
 
     Attributes:
-        limits, running, kv_cache, preemptor: as given.
-        num_seqs, max_model_len: those of the limits.
-        now, plan: seconds, and the plan, of the present step.
-        is_short: whether blocks were short in it.
-        quanta: of the queue order; ``quanta.exist`` says whether it has any.
+        limits, running, kv_cache, preemptor, now, plan: those of the present step.
+        quanta: of the order; ``quanta.exist``: whether it has any.
     """
 
     def __init__(
