@@ -29,17 +29,14 @@ class Planner:
 
     It owns no queue. It appends to ``running`` what it admits and resumes, and takes out what it
     preempts and gives up; a preempted group is handed to ``requeue`` at once, for whichever queue
-    its status names: ``WAITING``, or ``SWAPPED``.
+    its status names: ``WAITING``, or ``SWAPPED``. Its attributes are ``limits``, ``running``, ``now``,
+    ``plan``, ``kv_cache``, ``preemptor`` and ``quanta``, which ``exist`` if the order has any.
 
     Args:
         running: the scheduler's running groups, in the order in which they were admitted.
         requeue: puts a preempted group into a queue, ahead of its equals.
         limits: answers what a step has room for; ``None``: those of ``options``.
         options: of :class:`~paged_core.engine.limits.Limits`.
-
-    Attributes:
-        limits, running, kv_cache, preemptor, now, plan: those of the present step.
-        quanta: of the order; ``quanta.exist``: whether it has any.
     """
 
     def __init__(
