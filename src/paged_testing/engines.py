@@ -200,19 +200,19 @@ def _greedy(max_tokens: int, n: int = 1, **more: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, **more)
 
 
-_UNEVEN = SamplingParams(max_tokens=8, n=4, temperature=1.0, stop_token_ids=range(0, 1024, 3))
-"""Sequences of a request end at different times."""
+_UNEVEN = SamplingParams(max_tokens=8, n=4, temperature=1.0, stop_token_ids=range(0, 1024, 24))
+"""Sequences of a request end at different times, by few tokens: what keeps a request keeps them."""
 _USES: Sequence[Sequence[_Asked]] = (
+    (  # three compete, one is aborted before it runs, and one while it runs
+        *(_Asked(length, _greedy(6)) for length in (8, 7, 6)),
+        _Asked(5, _greedy(6), 1, 1),
+        _Asked(4, _greedy(6), 0, 2),
+    ),
     (  # forks decode beside a long prompt, which is aborted; one is refused
         _Asked(1, _greedy(3, n=4)),
         _Asked(16, _greedy(3), 0, 4),
         _Asked(6, _UNEVEN),
         _Asked(99, _greedy(3)),
-    ),
-    (  # three compete, one is aborted before it runs, and one while it runs
-        *(_Asked(length, _greedy(6)) for length in (8, 7, 6)),
-        _Asked(5, _greedy(6), 1, 1),
-        _Asked(4, _greedy(6), 0, 2),
     ),
     (  # the best of several are wanted
         _Asked(5, _greedy(3, n=2, beam_width=3)),
