@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
+
 import pytest
 
 from paged_core.errors import PagedCoreError, PluginError, error_text
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.plugins.registry import Registry
 
-RAISED = (Exception, SystemExit, pytest.skip.Exception)
-"""Exceptions that code of a plugin may raise, but for Ctrl-C."""
+RAISED = (Exception, SystemExit, CancelledError, pytest.skip.Exception, pytest.fail.Exception)
+"""Exceptions that code of a plugin, or a test of it, may raise, but for Ctrl-C."""
 
 
 class CannotBeTested(Exception):

@@ -168,6 +168,7 @@ TEXTS: Mapping[str, tuple[Mapping[str, Any], Sequence[str], Sequence[str]]] = {
         (r"\s\S", [" a", "\té"], ["ab", "  "]),
         ("Ab", ["Ab"], ["ab", "AB"]),
         ("(?i)ab", ["ab", "aB"], ["b", "(?i)ab"]),
+        ("(?i:a)b", ["ab", "Ab"], ["aB", "b"]),
     ),
     **_of(
         "json",

@@ -110,7 +110,7 @@ class ToldServer:
         """Return the status, and the answer: JSON, or the text of a stream's events."""
         if self.client.health().state is not ClientState.READY:
             await self.client.start()
-        status, _, content, _ = await ask(self.service, self._routes, "POST", path, body)
+        status, _, content = await ask(self.service, self._routes, "POST", path, body)
         if status == 200 and body.get("stream"):
             return status, content.decode()
         return status, json.loads(content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -230,6 +230,15 @@ class ListingParser(_Parser):
         return self.found
 
 
+class _NotingParser(_Parser):
+    known: set[str]
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        found = super().feed(text)
+        self.known.update(each.name for each in found if isinstance(each, CallBegins))
+        return found
+
+
 class FewParser(_Parser):
     """Takes more calls than eight for text."""
 
@@ -310,13 +319,6 @@ class SharingThoughtsParser(ThinkParser):
     _inside = _InClass()
 
 
-class SharingThinkFormat(ThinkFormat):
-    """Reads with such parsers."""
-
-    def parser(self, prompt: str, /) -> ThinkParser:
-        return SharingThoughtsParser(inside=self._begins_inside(prompt))
-
-
 class LateThoughtsParser(ThinkParser):
     """Passes thoughts on when they have ended; those that do not are lost."""
 
@@ -332,25 +334,11 @@ class LateThoughtsParser(ThinkParser):
         return passed_on
 
 
-class LateThinkFormat(ThinkFormat):
-    """Reads with such parsers."""
-
-    def parser(self, prompt: str, /) -> ThinkParser:
-        return LateThoughtsParser(inside=self._begins_inside(prompt))
-
-
 class OpenEndParser(ThinkParser):
     """Takes what it holds at the end for the answer."""
 
     def end(self) -> Sequence[Thought]:
         return [replace(each, is_reasoning=False) for each in super().end()]
-
-
-class OpenEndThinkFormat(ThinkFormat):
-    """Reads with such parsers."""
-
-    def parser(self, prompt: str, /) -> ThinkParser:
-        return OpenEndParser(inside=self._begins_inside(prompt))
 
 
 class PieceParser(ThinkParser):
@@ -362,25 +350,11 @@ class PieceParser(ThinkParser):
         return found
 
 
-class PieceThinkFormat(ThinkFormat):
-    """Reads with such parsers."""
-
-    def parser(self, prompt: str, /) -> ThinkParser:
-        return PieceParser(inside=self._begins_inside(prompt))
-
-
 class EagerMarkParser(ThinkParser):
     """Drops a letter that begins like a mark, right before one."""
 
     def feed(self, text: str, /) -> Sequence[Thought]:
         return super().feed(text.replace("<</", "</"))
-
-
-class EagerMarkThinkFormat(ThinkFormat):
-    """Reads with such parsers."""
-
-    def parser(self, prompt: str, /) -> ThinkParser:
-        return EagerMarkParser(inside=self._begins_inside(prompt))
 
 
 class RememberingThinkFormat(ThinkFormat):
@@ -441,11 +415,27 @@ class NarrowParser(ThinkParser):
         return super().feed(text)
 
 
-class NarrowThinkFormat(ThinkFormat):
-    """Reads with such parsers."""
+def _thinking(kind: type[ThinkParser]) -> Any:
+    return lambda self, prompt: kind(inside=self._begins_inside(prompt))
 
-    def parser(self, prompt: str, /) -> ThinkParser:
-        return NarrowParser(inside=self._begins_inside(prompt))
+
+THINK_PARSERS = {
+    "SharingThinkFormat": _thinking(SharingThoughtsParser),
+    "LateThinkFormat": _thinking(LateThoughtsParser),
+    "OpenEndThinkFormat": _thinking(OpenEndParser),
+    "PieceThinkFormat": _thinking(PieceParser),
+    "EagerMarkThinkFormat": _thinking(EagerMarkParser),
+    "NarrowThinkFormat": _thinking(NarrowParser),
+}
+globals().update(with_another(__name__, ThinkFormat, "parser", THINK_PARSERS))
+
+
+class FixedMarksThinkFormat(ThinkFormat):
+    """Has a mark of one's own, and names another one for a special token."""
+
+    def __init__(self, options: FaultyMarkSettings, /) -> None:
+        super().__init__(options)
+        self.begins = options.mark.replace("tool_call", "think")
 
 
 class SingleParserFormat(HermesFormat):
@@ -496,19 +486,15 @@ class HalfParser(_Parser):
 class ManyFormat(HermesFormat):
     """Forces as many calls as a model likes."""
 
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        return super().grammar(functions, parallel=True, tokens=tokens)
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        return super().grammar(functions, **{**how, "parallel": True})
 
 
 class FirstOnlyFormat(HermesFormat):
     """Forces calls of the first function, whichever there are."""
 
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        return super().grammar(functions[:1], parallel=parallel, tokens=tokens)
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        return super().grammar(functions[:1], **how)
 
 
 class EmptyingFormat(HermesFormat):
@@ -538,14 +524,8 @@ PARSERS = {
 class OtherWordsFormat(HermesFormat):
     """Forces calls whose arguments have another name than its parser knows."""
 
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        return (
-            super()
-            .grammar(functions, parallel=parallel, tokens=tokens)
-            .replace("arguments\\", "input\\")
-        )
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        return super().grammar(functions, **how).replace("arguments\\", "input\\")
 
 
 class FixedMarkFormat(HermesFormat):
@@ -559,10 +539,8 @@ class FixedMarkFormat(HermesFormat):
 class WordyFormat(HermesFormat):
     """Forces a call, or a word."""
 
-    def grammar(
-        self, functions: Sequence[Function], /, *, parallel: bool, tokens: Mapping[str, int]
-    ) -> str:
-        rules = super().grammar(functions, parallel=parallel, tokens=tokens)
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        rules = super().grammar(functions, **how)
         return rules.replace("start: ", 'start: "nothing" | ', 1)
 
 
@@ -603,3 +581,29 @@ class UnnamedFormat(HermesFormat):
     def __init__(self, options: object = None, /) -> None:
         super().__init__(options)
         self.begins = ()
+
+
+class AllTokensFormat(HermesFormat):
+    """Takes all marks for special tokens where one is."""
+
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        tokens = how["tokens"] and {mark: how["tokens"][mark] for mark in self.marks}
+        return super().grammar(functions, **{**how, "tokens": tokens})
+
+
+class FlatFormat(HermesFormat):
+    """Forces calls by the properties of a schema alone."""
+
+    def grammar(self, functions: Sequence[Function], /, **how: Any) -> str:
+        flat = [{k: v for k, v in e.parameters.items() if k != "$defs"} for e in functions]
+        names = (each.name for each in functions)
+        return super().grammar([*map(Function, names, flat)], **how)
+
+
+class StrangersFormat(HermesFormat):
+    """Knows the names of all that is called and is no function."""
+
+    def parser(self, functions: Any, /) -> ToolParser:
+        made = _NotingParser()
+        made.known = self.__dict__.setdefault("kept", {*functions})
+        return made

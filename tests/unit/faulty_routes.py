@@ -78,22 +78,10 @@ ACTS = {
     "LetterRoutes": lambda self, body: [each.name[0] for each in body.items],
     "AsciiRoutes": lambda self, body: [each.name.encode("ascii") for each in body.items],
     "SharesRoutes": lambda self, body: [60 // each.count for each in body.items],
-    # has the service of the last one that was made
-    "LastRoutes": lambda self, body: LastService.last.front_end,
 }
 
 
-class LastService(_Routes):
-    """Knows the last service."""
-
-    last: Any = None
-
-    def __init__(self, options: Any, service: Any, /) -> None:
-        super().__init__(options, service)
-        LastService.last = service
-
-
-globals().update(with_another(__name__, LastService, "act", ACTS))
+globals().update(with_another(__name__, _Routes, "act", ACTS))
 
 
 class PlainRoutes(_Routes):
@@ -213,7 +201,7 @@ class RememberingRoutes(ChoiceRoutes):
 
     def __init__(self, options: Any, service: Any, /) -> None:
         super().__init__(options, service)
-        self.known: dict[object, str] = {}
+        self.known: dict[object, Any] = {}
 
     async def generated(self, text: str) -> Response:
         self.known[key := object()] = text
@@ -293,6 +281,52 @@ class ByTextRoutes(ChoiceRoutes):
         if len(self.known) > 4:
             self.known.clear()
         return json_response(Item("size", self.known.setdefault(body.text[:99], body.size)))
+
+
+class StrippingRoutes(ByTextRoutes):
+    """Knows the last answers by their texts without white space around them."""
+
+    async def go_on(self, request: Any, body: Any) -> Response:
+        key = f"{body.text.strip()} {body.size}"
+        return json_response(Item("size", self.known.setdefault(key, len(body.text))))
+
+
+class TwinRoutes(RememberingRoutes):
+    """Has what is asked twice at a time answered once."""
+
+    async def generated(self, text: str) -> Response:
+        if text not in self.known:
+            self.known[text] = asyncio.ensure_future(ChoiceRoutes.generated(self, text))
+        try:
+            return await self.known[text]
+        finally:
+            self.known.pop(text, None)
+
+
+class CountedRoutes(RememberingRoutes):
+    """Knows what is under way by a number that it may have twice."""
+
+    async def generated(self, text: str) -> Response:
+        self.known[key := len(self.known)] = text
+        try:
+            return await ChoiceRoutes.generated(self, text)
+        finally:
+            del self.known[key]
+
+
+class QueryRoutes(ChoiceRoutes):
+    """Takes what comes behind a path for a number."""
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        text = "".join(body.text)
+        return await self.generated(text * int(request.query_params.get("times", "1")))
+
+
+class RefusingRoutes(ChoiceRoutes):
+    """Answers nothing."""
+
+    async def generated(self, text: str) -> Response:
+        raise ApiError(400, "there is nothing")
 
 
 class _Gains:

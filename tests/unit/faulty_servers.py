@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any, ClassVar, Literal
+from unittest.mock import patch
 
 from pydantic import Field
 
@@ -25,6 +27,14 @@ class PortServer(HttpServer):
             return super()._bind()
         except Exception as error:
             raise OSError(str(error)) from error
+
+
+class SharedPortServer(HttpServer):
+    """Shares the port with others of its kind."""
+
+    def _bind(self) -> Any:
+        with patch.object(socket, "SO_REUSEADDR", socket.SO_REUSEPORT):
+            return super()._bind()
 
 
 class PeersServer(HttpServer):

@@ -116,12 +116,12 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
 _OPTIONS = {
     observers.FixedPathObserver: settings.FaultyPathSettings,
     parsers.FixedMarkFormat: settings.FaultyMarkSettings,
+    parsers.FixedMarksThinkFormat: settings.FaultyMarkSettings,
     schedulers.OverdrawingScheduler: settings.FaultyBudgetSettings,
     cost_models.TightCostModel: settings.FaultyLimitSettings,
     attention.LimitedAttention: settings.FaultyLimitSettings,
     policies.FirstOptionsOrder: settings.FaultyLimitSettings,
     policies.PairPreemption: settings.FaultyPairSettings,
-    policies.PREEMPTIONS["ClampedPreemption"]: settings.FaultyLimitSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,
     ContiguousAllocator: settings.FaultyContiguousSettings,
 }
@@ -135,22 +135,11 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "OldestVictim": test_victims.TestNewest,
     "EndedVictim": test_victims.TestMostRemaining,
     "EndedPreemption": policies.ByOutputCases,
-    "ClampedPreemption": policies.ByOptionCases,
-    "PlannedVictim": test_victims.TestFewestComputed,
     "DoublingVictim": test_victims.TestMostBlocks,
     "OnceMoreVictim": test_victims.TestMostBlocksThatSpares,
     "PreemptedOrder": test_orders.TestFcfs,
     "FixedPathObserver": WithPath,
-    "SharingThinkFormat": parsers.ThinkCases,
-    "LateThinkFormat": parsers.ThinkCases,
-    **dict.fromkeys(
-        (
-            *("RememberingThinkFormat", "OpenEndThinkFormat", "CachingThinkFormat"),
-            *("EagerMarkThinkFormat", "PieceThinkFormat", "ScanningThinkFormat"),
-            *("SureThinkFormat", "NarrowThinkFormat", "NamelessThinkFormat", "MarklessThinkFormat"),
-        ),
-        parsers.ThinkCases,
-    ),
+    **{name: parsers.ThinkCases for name in vars(parsers) if name.endswith("ThinkFormat")},
 }
 """Mutants that another class finds: by what it expects, or of another slot."""
 

@@ -176,7 +176,7 @@ class GptOssFormat(MarkedFormat):
 
         calls = calls_grammar(functions, write, parallel=False, around=("thoughts?", ""))
         end = f"{END}{START}{_ROLE}"
-        if END in tokens:
+        if {END, START} & tokens.keys():
             inside = rf"/(.|\n)*/ {text(end)}"
         else:
             calls += f"\nthought[suffix={text(end)}]: /(.|\\n)*/"

@@ -41,12 +41,14 @@ def bodies_of(kind: Any, service: WatchedService, text: str = "text", number: in
     return [*_values(inspect.type_info(kind), 5, known)]
 
 
-def usual_body(route: Endpoint, service: WatchedService, text: str = "text") -> Any:
+def usual_body(route: Route, service: WatchedService, text: str = "text") -> Any:
     """Return the body that a request to a route needs."""
-    bodies = bodies_of(route.body, service, text) if route.body else [None]
+    if not isinstance(route, Endpoint) or not route.body:
+        return None
+    bodies = bodies_of(route.body, service, text)
     for body in bodies:
         with suppress(msgspec.ValidationError):
-            msgspec.convert(body, route.body or Any)
+            msgspec.convert(body, route.body)
             return body
     return bodies[0]
 
@@ -112,6 +114,9 @@ def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterat
             yield {name: found[0] for name, (_, found) in fields.items()}
             for name, (_, found) in fields.items():
                 yield from ({**needed, name: value} for value in found)
+        case inspect.Metadata():
+            yield from (kind.extra_json_schema or {}).get("examples", ())
+            yield from _values(kind.type, depth, known)
         case inspect.UnionType():
             yield from chain.from_iterable(_values(each, depth, known) for each in kind.types)
         case inspect.ListType() | inspect.VarTupleType() if depth > 0:

@@ -20,7 +20,7 @@ from paged_core.client.engine_client import ClientHealth
 from paged_core.client.in_process import InProcessClient
 from paged_core.client.news import News
 from paged_core.client.streams import CopiedStream
-from paged_core.errors import RequestError
+from paged_core.errors import RequestError, error_text
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import Resolved, settings_class
 from paged_core.text.front_end import FrontEnd
@@ -152,6 +152,8 @@ class WatchedService(Service):
 
     client: Client
     is_full = takes_thread = False
+    query = b""
+    """Sent behind each path."""
     num_clients = 1024
     """Number of the next one: no two have the same address, or the same headers."""
 
@@ -176,12 +178,11 @@ class WatchedService(Service):
 
 
 class Answered(NamedTuple):
-    """An answer, as far as it came, and what the route raised."""
+    """An answer, as far as it came."""
 
     status: int
     headers: Headers
     content: bytes
-    error: Exception | None
 
 
 class _Router(Router):
@@ -229,7 +230,7 @@ async def ask(
     *,
     until: Callable[[], Awaitable[object]] | None = None,
 ) -> Answered:
-    """Return what routes answer; the status is 0 if the client went before they did.
+    """Return what routes answer; the status is 0 if the client went before they did, and never 500.
 
     Args:
         body: bytes, or what is sent as JSON; ``None``: nothing.
@@ -260,7 +261,7 @@ async def ask(
         "path": path,
         "raw_path": path.encode(),
         "root_path": "",
-        "query_string": b"",
+        "query_string": service.query,
         "headers": [
             (b"host", b"localhost"),
             (b"content-length", b"%d" % len(data)),
@@ -275,7 +276,8 @@ async def ask(
     except TimeoutError:
         raise AssertionError(f"{what} is not answered within {_SECONDS} s") from None
     if not sent:
-        return Answered(0, Headers(), b"", router.error)
+        return Answered(0, Headers(), b"")
     headers = Headers(raw=[(name.lower(), value) for name, value in sent[0]["headers"]])
-    content = b"".join(message.get("body", b"") for message in sent[1:])
-    return Answered(sent[0]["status"], headers, content, router.error)
+    content, status = b"".join(message.get("body", b"") for message in sent[1:]), sent[0]["status"]
+    assert status != 500, f"{what} answers with 500: {router.error and error_text(router.error)}"
+    return Answered(status, headers, content)

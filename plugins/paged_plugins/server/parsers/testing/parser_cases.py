@@ -196,7 +196,7 @@ class ParserCases(ComponentConformance):
         for name, field in kind.model_fields.items():
             text = field.default
             if name not in self._table and isinstance(text, str) and text:
-                table = {**self._table, name: text[0] + text}
+                table = {**self._table, name: f"{text[0]}{text[:2]}x{text[2:]}"}
                 with suppress(ValidationError):
                     kind(**table)
                     found.append({"component": table})

@@ -19,8 +19,10 @@ from paged_plugins.server.parsers.testing.parser_cases import (
     cut_texts,
     given_by,
 )
+from paged_testing.use import items
 
 _LONG, _BETWEEN = "and so on " * 1000, ("", "\n" * 100)
+_PIECES = 40
 _LIKE_A_TOKEN = re.compile(r"<\S+>")
 
 
@@ -170,12 +172,7 @@ class ReasoningParserConformance(ParserCases):
             around = tuple(made.around(prompt))
             wanted = (made.begins, made.ends_with(prompt, surely=False))
             assert around == wanted, f"around({prompt!r}) returns {around}, and is to be {wanted}"
-        ends = {made.ends_with(prompt, surely=False) or "" for prompt, _ in self.written}
-        for mark in filter(_LIKE_A_TOKEN.fullmatch, (*openings, *ends)):
-            assert any(each in mark for each in made.marks), (
-                f"`marks` are {made.marks}, without {mark!r}: where it is a special token, the "
-                "text that the parser reads would be without it"
-            )
+        _check_marks(made, *openings, *(_ends(made, prompt)[1] for prompt, _ in self.written))
 
     def test_a_part_of_the_mark_right_before_it_is_a_thought(self) -> None:
         made = self.build()
@@ -193,6 +190,16 @@ class ReasoningParserConformance(ParserCases):
                     f"{longer!r} after {prompt!r} gives the thoughts {found}, which are to end "
                     f"with {part!r}: a letter that ends no mark may begin one"
                 )
+
+    def check_written(self) -> None:
+        """Also after prompts that begin the thoughts with the mark of other options."""
+        super().check_written()
+        made = self.build()
+        _check_marks(made, made.begins, _ends(made, "")[1])
+        for between in _BETWEEN if made.begins else ():
+            assert self.begun(f"x{made.begins}{between}")[0], (
+                f"after a prompt that ends with {made.begins!r} and {between!r} nothing is thoughts"
+            )
 
     def begun(self, prompt: str) -> tuple[bool, str | None]:
         """Return whether text after a prompt is thoughts, and the mark at their end if it surely
@@ -218,6 +225,14 @@ class ReasoningParserConformance(ParserCases):
         check_linear(
             lambda prompt: (made.parser(prompt), self.said(made, prompt)), some, self.package
         )
+        one, many, usual = (
+            items(partial(by_letters, self.parsed, prompt, text), self.package)
+            for prompt, text in ((_LONG, "a"), (_LONG, "a" * _PIECES), ("", "a" * _PIECES))
+        )
+        assert many <= 2 * one + 2 * usual, (
+            f"{_PIECES} pieces of an answer take {many} items of built-ins after a prompt of "
+            f"{len(_LONG)} letters, one takes {one}: look at a prompt once"
+        )
 
     def test_where_a_text_is_cut_does_not_matter(self) -> None:
         """Also where white space is beside the marks."""
@@ -242,6 +257,15 @@ class ReasoningParserConformance(ParserCases):
         whole = "".join(pieces)
         found, cut = self.parsed(prompt, whole), self.parsed(prompt, *pieces)
         assert cut == found, f"{whole!r} gives {found}, in the pieces {pieces} {cut}"
+
+
+def _check_marks(made: ReasoningFormat, *marks: str | None) -> None:
+    for mark in marks:
+        is_like_one = mark and _LIKE_A_TOKEN.fullmatch(mark)
+        assert not is_like_one or any(each in str(mark) for each in made.marks), (
+            f"`marks` are {made.marks}, without {mark!r}: where it is a special token, the text "
+            "that the parser reads would be without it"
+        )
 
 
 def _ends(made: ReasoningFormat, prompt: str) -> list[str | None]:

@@ -61,8 +61,9 @@ DEEP = 100_000
 PARAMETERS: Mapping[str, Any] = {
     "properties": {
         "a": {"enum": ['"quoted" \\ {[(,;)]}', "</tool_call>", "\n\u4e16", True, None, -1.5]},
-        "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "b": {"type": "array", "items": {"$ref": "#/$defs/yes"}, "maxItems": 2},
     },
+    "$defs": {"yes": {"type": "boolean"}},
     "required": ["a"],
     "additionalProperties": False,
 }
@@ -119,11 +120,14 @@ class ToolParserConformance(ParserCases):
         return {**asked, f"f{number:06}": {"properties": {f"of_{number}": {}}}}
 
     def uses(self) -> Callable[[int], object]:
-        """Also a grammar of such a tool."""
+        """Also a grammar of such a tool, and calls of what is none."""
         made, read = self.build(), super().uses()
+        names = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in self.functions))
 
         def use(number: int) -> None:
             read(number)
+            for text in self.written:
+                made.parser({}).feed(names.sub(f"no{number:06}", text))
             (function,) = (Function(*each) for each in self.anew({}, number).items())
             made.grammar([function], parallel=number % 2 == 0, tokens=_NO_TOKENS)
 
@@ -164,28 +168,15 @@ class ToolParserConformance(ParserCases):
                     "calls alone: texts beside them are tried without being named"
                 )
 
-    @pytest.mark.parametrize("text", PLAIN)
-    def test_text_passes_unchanged(self, text: str) -> None:
-        for pieces in ([text], list(text)):
-            self.check_text(text, pieces)
-
-    def test_what_only_looks_like_a_call_is_text(self) -> None:
-        for text in self.broken:
+    def test_text_without_a_call_passes_unchanged(self) -> None:
+        """So does what only looks like a call."""
+        for text in (*PLAIN, *self.broken):
             for pieces in ([text], list(text)):
-                self.check_text(text, pieces)
-
-    def check_text(self, text: str, pieces: Sequence[str]) -> None:
-        """Check that what has no call in it is read as text."""
-        found = self.parsed(*pieces)
-        assert found == ([Text(text)] if text else []), (
-            f"{text!r} has no call, and is to be text as it is; in {len(pieces)} pieces it gives "
-            f"{found}"
-        )
-
-    def test_plain_text_is_not_held_back(self) -> None:
-        parser = self.build().parser(self.functions)
-        found = _joined([*parser.feed("Hello"), *parser.feed(" you")])
-        assert found == [Text("Hello you")], f"'Hello' and ' you' give {found} before the end"
+                found = self.parsed(*pieces)
+                assert found == ([Text(text)] if text else []), (
+                    f"{text!r} has no call, and is to be text as it is; in {len(pieces)} pieces it "
+                    f"gives {found}"
+                )
 
     def test_half_a_mark_is_released_once_it_can_be_none(self) -> None:
         made = self.build()
@@ -416,9 +407,16 @@ class ToolParserConformance(ParserCases):
                     )
 
     def test_the_grammar_has_marks_that_are_special_tokens(self) -> None:
-        marks = self.build().marks
-        tokens = {mark: len(VOCABULARY.token_bytes) + place for place, mark in enumerate(marks)}
-        self.check_grammar(self.written_in_tokens or self.written, tokens)
+        """All of them, or one; not in arguments, where they are text."""
+        marks, first = self.build().marks, len(VOCABULARY.token_bytes)
+        written = {
+            text: calls
+            for text, calls in (self.written_in_tokens or self.written).items()
+            if not any(mark in str(calls) for mark in marks)
+        }
+        self.check_grammar(written, {mark: first + at for at, mark in enumerate(marks)})
+        for mark in marks if not self.written_in_tokens else ():
+            self.check_grammar(written, {mark: first})
 
     def check_grammar(
         self, written: Mapping[str, Sequence[tuple[str, Any]]], tokens: Mapping[str, int]
@@ -450,6 +448,7 @@ class ToolParserConformance(ParserCases):
     def check_written(self) -> None:
         super().check_written()
         self.check_forced(NAMES, 2)
+        self.test_a_call_of_no_function_is_kept()
 
     def check_forced(self, names: Sequence[str], num_texts: int) -> None:
         """Check that what the grammar permits is read as calls of these functions."""
