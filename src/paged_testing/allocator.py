@@ -50,24 +50,6 @@ class AllocatorCases(ComponentConformance):
 
     # ------------------------------------------------------------------ blocks
 
-    def test_a_shared_block_may_be_freed_twice_in_one_call(self) -> None:
-        allocator = self.make(3)
-        (block,) = allocator.allocate(1)
-        allocator.share([block])
-        allocator.free([block, block])
-        assert allocator.num_free == 3, (
-            "a block that was allocated and shared is freed twice in one call, and "
-            f"{allocator.num_free} of 3 blocks are free"
-        )
-
-    def test_takes_iterators(self) -> None:
-        allocator = self.make(3)
-        blocks = allocator.allocate(2)
-        allocator.share(iter(blocks))
-        allocator.free(iter(blocks))
-        allocator.free(reversed(blocks))
-        assert allocator.num_free == 3
-
     def test_a_long_run_of_blocks_is_freed_at_once(self) -> None:
         allocator = self.make(40)
         taken = allocator.allocate(40)
@@ -82,15 +64,6 @@ class AllocatorCases(ComponentConformance):
         one.allocate(2)
         assert other.num_free == 3
         assert sorted(other.allocate(3)) == [0, 1, 2]
-
-    def test_hands_out_the_same_again(self) -> None:
-        """Or no run could be repeated."""
-        runs = []
-        for allocator in (self.make(6), self.make(6)):
-            first = allocator.allocate(4)
-            allocator.free([first[2], first[0]])
-            runs.append((first, allocator.allocate(3)))
-        assert runs[0] == runs[1], f"a second allocator hands out {runs[1]}, the first {runs[0]}"
 
     @pytest.mark.parametrize("state", ["free", "in use", "cached", "of equal content", "a prefix"])
     def test_instructions_grow_no_faster_than_a_logarithm(self, state: str) -> None:
@@ -210,17 +183,6 @@ class AllocatorCases(ComponentConformance):
         allocator.free([block])
         assert block not in allocator.allocate(3)
         assert cache.look_up([BlockKey(None, (1, 2))]) == [block]
-
-    def test_a_block_that_is_uncached_while_it_is_idle_stays_free(self) -> None:
-        evictor = PlainEvictor()
-        allocator, cache = self._cache(2, evictor)
-        (block,) = allocator.allocate(1)
-        cache.cache(block, BlockKey(None, (1, 2)))
-        allocator.free([block])
-        cache.uncache([block])
-        assert (allocator.num_free, len(evictor)) == (2, 0)
-        cache.uncache([block])
-        assert sorted(allocator.allocate(2)) == [0, 1]
 
     def test_tells_the_evictor_of_blocks_as_they_are_freed(self) -> None:
         """Each once, in the order of the call, with the length of the prefix that it ends."""

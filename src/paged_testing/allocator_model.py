@@ -100,13 +100,13 @@ class AllocatorModel:
 
     def share(self, blocks: Sequence[BlockId]) -> None:
         """Reference each once more."""
-        self.real.share(blocks)
+        self.real.share(iter(blocks))
         self.references.update(blocks)
         self.check()
 
     def free(self, blocks: Sequence[BlockId]) -> None:
         """Drop a reference of each."""
-        self.real.free(blocks)
+        self.real.free(iter(blocks))
         self.references.subtract(blocks)
         self.check()
 
@@ -186,12 +186,13 @@ class PrefixCacheModel(AllocatorModel):
         super().share(blocks)
 
     def free(self, blocks: Sequence[BlockId]) -> None:
-        """Free blocks or, each second time, release them after a step."""
+        """Free blocks or, each second time, release them after a step, of which the first is 0."""
         before = dict(self.evictor.held)
         self.now += 1
         if isinstance(self.real, SupportsLastStep) and self.now % 2:
-            self.real.release(iter(blocks), self.now)
-            self.last_steps.update((block, self.now) for block in blocks if block in self.cached)
+            step = self.now // 64
+            self.real.release(iter(blocks), step)
+            self.last_steps.update((block, step) for block in blocks if block in self.cached)
             self.references.subtract(blocks)
             self.check()
         else:

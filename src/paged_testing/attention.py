@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import starmap
+from itertools import product, starmap
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from paged_core.interfaces.layer import KVCacheDtype, LayerSpec
 from paged_core.settings.schema import EngineSettings
 from paged_testing.attention_scene import Scene, numbers, unreadable, walk
 from paged_testing.component import ComponentConformance
+from paged_testing.runner_scene import prepared
 
 Chunks = list[tuple[int, int]]
 """For each sequence, how many of its tokens are cached and how many are new."""
@@ -60,6 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Changes to a small layer."""
 
 
+_HEADS = ((1, 1), (4, 1), (6, 3), (5, 5), (8, 2), (24, 1))
 _KINDS: Sequence[dict[str, Any]] = (
     {},
     {"sliding_window": 3},
@@ -75,30 +77,12 @@ _KINDS: Sequence[dict[str, Any]] = (
 )
 """Changes to layers that share a plan."""
 _ALIKE = (
-    (0, 1),
-    (1, 0),
-    (1, 2),
-    (1, 3),
-    (0, 1),
-    (3, 1),
-    (4, 0, 3),
-    (4, 5, 6),
-    (4, 3, 0),
-    (6, 5, 4),
+    *((0, 1), (1, 0), (1, 2), (1, 3), (0, 1), (3, 1)),
+    *((4, 0, 3), (4, 5, 6), (4, 3, 0), (6, 5, 4)),
 )
 """Sequences of batches that follow each other."""
 _MOST_CACHED = 233
 """More uses than there are of a layer."""
-
-
-def _prepared(heads: Any, norm: Any, how: Any) -> Any:
-    """Return heads [T, ., head_dim] as they come to attention, computed in float64."""
-    torch: Any = import_module("torch")
-    numbers = heads.double()
-    scale = (numbers.square().mean(-1, keepdim=True) + how.eps).rsqrt()
-    low, high = (numbers * scale * (norm.double() + how.offset)).chunk(2, -1)
-    cos, sin = how.cos.double()[:, None], how.sin.double()[:, None]
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(heads.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +227,18 @@ class AttentionConformance(ComponentConformance):
             for scene in self.scenes(chunks, 9, block_size=size):
                 self.check_run(scene)
 
-    def test_heads_of_any_dimension(self) -> None:
+    def test_heads_of_any_dimension_and_number(self) -> None:
         """And blocks that are larger than what kernels read at a time."""
-        backend = self.make()
-        for place, head_dim in enumerate(self.head_dims):
-            changes = {"head_dim": head_dim, "block_size": (3, 300)[place % 2]}
-            for scene in self.scenes([(20, 1), (400, 1), (0, 19)], 26, backend, **changes):
+        backend, chunks = self.make(), [(20, 1), (400, 1), (0, 19)]
+        for place in range(max(len(_HEADS), len(self.head_dims))):
+            num_heads, num_kv_heads = _HEADS[place % len(_HEADS)]
+            changes = {
+                "num_heads": num_heads,
+                "num_kv_heads": num_kv_heads,
+                "head_dim": self.head_dims[place % len(self.head_dims)],
+                "block_size": (3, 300)[place % 2],
+            }
+            for scene in self.scenes(chunks, 26, backend, **changes):
                 self.check_run(scene)
 
     @pytest.mark.parametrize("window", [1, 2, 4, 5, 16, 17])
@@ -290,13 +280,6 @@ class AttentionConformance(ComponentConformance):
             scene = Scene(backend, layer, [(40, 1), (17, 5)], 19, first_block=(1 << 31) // block)
             self.check_run(scene)
 
-    @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (5, 5), (8, 2), (24, 1)], ids=str)
-    def test_each_query_head_has_its_key_head(self, heads: tuple[int, int]) -> None:
-        num_heads, num_kv_heads = heads
-        shape: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        for scene in self.scenes([(20, 1), (0, 19), (17, 3)], 12, **shape):
-            self.check_run(scene)
-
     def test_steps_follow_each_other_as_in_an_engine(self) -> None:
         """Sequences grow together, change places, come and go, fork and get other blocks, in two
         engines; what a step was given and what it gave stay as they are."""
@@ -320,46 +303,46 @@ class AttentionConformance(ComponentConformance):
 
     def test_batches_that_differ_in_one_thing_follow_each_other(self) -> None:
         """In the order of lengths, in tables, in what is cached, or in numbers alone: each has as
-        many sequences and tokens as the one before it, and most as long ones."""
-        chunks = [(9, 1), (7, 3), (9, 1), (5, 1), (12, 1), (7, 1), (7, 1)]
+        many sequences and tokens as the one before it, and most as long ones; then other sequences
+        have the same blocks."""
+        chunks = [(9, 1), (7, 3), (9, 1), (5, 1), (15, 1), (7, 1), (7, 1)]
         for scene in self.scenes(chunks, 25):
             scene.share_blocks(owner=0, other=3)  # of one table, and other lengths
             scene.write_cached(range(len(chunks)))
             for members in _ALIKE:
                 self.check_run(scene, members, write_cached=False)
-            for index in _ALIKE[-1]:
-                scene.queries[index].neg_()
-                scene.keys[index][-1:].neg_()
-                scene.values[index][-1:].neg_()
-            self.check_run(scene, _ALIKE[-1], write_cached=False)
+            for first in (-1, 0):  # of the new token, then of all
+                for index in _ALIKE[-1]:
+                    scene.queries[index].neg_()
+                    scene.keys[index][first:].neg_()
+                    scene.values[index][first:].neg_()
+                self.check_run(scene, _ALIKE[-1], write_cached=first == 0)
 
     @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
     def test_equals_dense_attention_on_long_sequences(self, changes: dict[str, Any]) -> None:
         for scene in self.scenes(LONG, 7, **changes):
             self.check_run(scene)
 
-    def test_many_new_tokens_of_a_sequence(self) -> None:
-        """More than kernels compute at a time."""
-        for scene in self.scenes([(0, 1100), (130, 300)], 23, num_heads=1, num_kv_heads=1):
+    @pytest.mark.parametrize("window", [None, 7])
+    def test_many_new_tokens_of_a_sequence(self, window: int | None) -> None:
+        """More than kernels compute at a time, of which some see nothing of what others see."""
+        changes: dict[str, Any] = {"num_heads": 1, "num_kv_heads": 1, "sliding_window": window}
+        for scene in self.scenes([(0, 1100), (130, 300)], 23, **changes):
             self.check_run(scene)
 
-    @pytest.mark.parametrize("window", [None, 7])
-    def test_scores_may_be_far_from_zero(self, window: int | None) -> None:
+    @pytest.mark.parametrize("changes", [{}, {"sliding_window": 7}, {"soft_cap": 100.0}], ids=str)
+    def test_scores_may_be_far_from_zero(self, changes: dict[str, Any]) -> None:
         """Far below and far above, and equal: a result is the mean of the values that are seen."""
-        for scene in self.scenes([(20, 1), (0, 19), (40, 3), (0, 9)], 24, sliding_window=window):
+        for scene in self.scenes([(20, 1), (0, 19), (40, 3), (0, 9)], 24, **changes):
             for number, queries in enumerate(scene.queries):
                 keys = scene.keys[number]
                 queries.zero_()[..., 0], keys.zero_()[..., 0] = 1024, (-1024, 1024)[number // 2]
             self.check_run(scene)
 
     def test_rows_may_be_strided(self) -> None:
-        backend = self.make()
-        for dtype in self.dtypes:
-            scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
-            fused = scene.run([0, 1], arrange=scene.side_by_side)
-            scene = self.scene(backend, self.layer(dtype), [(20, 1), (3, 9)], 1)
-            self.check_outputs(scene, fused, [0, 1])
-            for arrange in (scene.heads_first, scene.values_aside):
+        for scene in self.scenes([(20, 1), (3, 9)], 1):
+            for arrange in (scene.side_by_side, scene.heads_first, scene.values_aside):
+                scene.values[1].neg_()
                 self.check_run(scene, arrange=arrange)
 
     def test_a_batch_is_written_before_any_of_it_is_read(self) -> None:
@@ -429,16 +412,12 @@ class AttentionConformance(ComponentConformance):
                 written = int((~scene.cache.isnan()).sum())
                 assert written == (6 + 6) * 2 * layer.num_kv_heads * layer.head_dim
 
-    def test_blocks_can_be_copied(self) -> None:
+    def test_blocks_can_be_copied_and_swapped(self) -> None:
         for scene in self.scenes([(30, 1), (17, 5)], 4):
             self.check_run(scene)
             for distance in (1, -1):  # one of them overwrites, block by block, what is to be read
                 scene.move_blocks(distance)
                 self.check_run(scene, write_cached=False)  # of the same lengths, in other blocks
-
-    def test_blocks_can_be_swapped(self) -> None:
-        for scene in self.scenes([(30, 1), (17, 5)], 4):
-            scene.write_cached([0, 1])
             scene.swap_blocks()
             self.check_run(scene, write_cached=False)
 
@@ -447,6 +426,10 @@ class AttentionConformance(ComponentConformance):
         backend = self.make()
         if not isinstance(backend, SupportsBlockCopies):
             pytest.skip("it does not implement SupportsBlockCopies")
+        assert backend.block_dim() == 0, (
+            "copy_blocks_of_layers() is for caches of which the first dimension counts blocks: "
+            f"block_dim() is {backend.block_dim()}"
+        )
         torch: Any = import_module("torch")
         for dtype in self.dtypes:
             layer = self.layer(dtype, block_size=5)
@@ -463,29 +446,34 @@ class AttentionConformance(ComponentConformance):
 
     def test_heads_are_prepared_as_described(self) -> None:
         """Norms and the rotary embedding, where a bound layer prepares heads itself."""
-        torch: Any = import_module("torch")
         chunks = [(20, 1), (0, 6), (3, 1)]
-        for scene in self.scenes(chunks, 6):
-            layer, bound = scene.layer, scene._attention
-            if layer.kv_cache_dtype != "auto" or not isinstance(bound, SupportsHeadPreparation):
-                pytest.skip("it does not implement SupportsHeadPreparation, or rounds keys")
-            query, key, _ = scene.inputs(range(3))
-            random = torch.rand(8, 1, layer.head_dim).to(query)
-            angles = (3 * random[:, 0, ::2]).float()
-            how = HeadPreparation(
-                query_norm=random[0, 0],
-                key_norm=random[1, 0],
-                eps=1e-5,
-                offset=0.5,
-                cos=angles.cos(),
-                sin=angles.sin(),
-            )
-            scene.queries = list(_prepared(query, how.query_norm, how).split([1, 6, 1]))
-            rows = _prepared(key, how.key_norm, how).split([1, 6, 1])
-            for kept, new in zip(scene.keys, rows, strict=True):
-                kept[-len(new) :] = new
-            scene._attention = _Preparing(bound, query, key, how)
-            self.check_run(scene)
+        for without in ((), ("query_norm", "key_norm"), ("cos", "sin")):
+            for scene in self.scenes(chunks, 6):
+                self._check_prepared(scene, dict.fromkeys(without))
+
+    def _check_prepared(self, scene: Scene, without: dict[str, Any]) -> None:
+        torch: Any = import_module("torch")
+        layer, bound = scene.layer, scene._attention
+        if layer.kv_cache_dtype != "auto" or not isinstance(bound, SupportsHeadPreparation):
+            pytest.skip("it does not implement SupportsHeadPreparation, or rounds keys")
+        query, key, _ = scene.inputs(range(3))
+        random = torch.rand(8, 1, layer.head_dim).to(query)
+        angles = (3 * random[:, 0, ::2]).float()
+        how = HeadPreparation(
+            query_norm=random[0, 0],
+            key_norm=random[1, 0],
+            eps=1e-5,
+            offset=0.5,
+            cos=angles.cos(),
+            sin=angles.sin(),
+        )
+        how = replace(how, **without)
+        scene.queries = list(prepared(query, how.query_norm, how).split([1, 6, 1]))
+        rows = prepared(key, how.key_norm, how).split([1, 6, 1])
+        for kept, new in zip(scene.keys, rows, strict=True):
+            kept[-len(new) :] = new
+        scene._attention = _Preparing(bound, query, key, how)
+        self.check_run(scene)
 
     def test_its_layout_counts_blocks(self) -> None:
         backend = self.make()
@@ -497,36 +485,27 @@ class AttentionConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ independence
 
-    def test_a_result_hardly_depends_on_the_rest_of_the_batch(self) -> None:
-        backend = self.make()
-        for dtype in self.dtypes:
-            layer = self.layer(dtype)
-            together = self.scene(backend, layer, LONG, 5).run(list(range(len(LONG))))
-            for index, out in enumerate(together):
-                (alone,) = self.scene(backend, layer, LONG, 5).run([index])
-                bound = 0.0 if self.keeps_bits else self.tolerance[dtype]
-                np.testing.assert_allclose(
-                    out.double().numpy(), alone.double().numpy(), atol=bound, rtol=bound
-                )
-
-    def test_deterministic_results_do_not_depend_on_the_batch(self) -> None:
-        """In any bit; or ``check`` refuses the setting, and the test is skipped."""
+    def test_results_do_not_depend_on_the_batch(self) -> None:
+        """In any bit: with ``deterministic: true``, unless ``check`` refuses it, and without it
+        where the class says that it keeps bits."""
         torch: Any = import_module("torch")
-        backend = self.variant(deterministic=True).make()
-        cached = (130, 139, 149, 254, 132, 33)
-        chunks = [*((each, 1) for each in cached), (9, 5), (0, 12)]
-        for dtype in self.dtypes:
-            layer = self.layer(dtype)
-            if backend.check(layer) is None:
-                together = self.scene(backend, layer, chunks, 5).run(range(len(chunks)))
-                for index, out in enumerate(together):
-                    (alone,) = self.scene(backend, layer, chunks, 5).run([index])
-                    apart = float((out.double() - alone.double()).abs().max())
-                    assert torch.equal(out, alone), (
-                        f"with deterministic: true a sequence of (cached, new) tokens "
-                        f"{chunks[index]} has results in {dtype} that differ by {apart} from those "
-                        "that it has alone: check() refuses what depends on the batch"
-                    )
+        cached = (130, 139, 149, 254, 132, 33, 700)
+        chunks = [*((each, 1) for each in cached), (9, 5), (0, 12), (0, 150)]
+        promises = {"with deterministic: true": self.variant(deterministic=True)}
+        if self.keeps_bits:
+            promises["in a class with keeps_bits"] = self
+        for (said, cases), dtype in product(promises.items(), self.dtypes):
+            backend, layer = cases.make(), self.layer(dtype)
+            if backend.check(layer) is not None:
+                continue
+            together = self.scene(backend, layer, chunks, 5).run(range(len(chunks)))
+            for index, out in enumerate(together):
+                (alone,) = self.scene(backend, layer, chunks, 5).run([index])
+                assert torch.equal(out, alone), (
+                    f"{said} a sequence of (cached, new) tokens {chunks[index]} has results in "
+                    f"{dtype} that differ by {float((out.double() - alone.double()).abs().max())} "
+                    "from those that it has alone: check() refuses what depends on the batch"
+                )
 
     def test_the_same_batch_gives_the_same_bits(self) -> None:
         torch: Any = import_module("torch")

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from random import Random
@@ -31,7 +32,11 @@ from paged_testing.ranks import (
 Values = tuple[Any, ...]
 """A tensor: dtype, shape, bytes, whether it is transposed."""
 Call = tuple[str, Any, int]
-"""Kind, tensor, source; ``pause`` and seconds, or ``uses``, how many and of which package."""
+"""Kind, tensor, source; ``pause`` and seconds, ``many`` and how many at most, or ``uses``, how many
+and of which package."""
+
+_Asked = tuple[str, Sequence[Values], int]
+"""Kind, tensors of all ranks, source."""
 
 ADDED = ("float32", "bfloat16", "float16")
 OTHERS = ("float64", "int64", "int32", "uint8", "bool")
@@ -120,9 +125,7 @@ class CommunicatorConformance(ComponentConformance):
         super().check_written()
         with self.group(2) as group:
             parts = [_random("bfloat16", (self.large // 16 + 3,), rank) for rank in range(2)]
-            self.check_sum(group, parts)
-            self.check_gather(group, parts)
-            self.check_broadcast(group, parts, 1)
+            self.check_all(group, parts, 1)
 
     # ------------------------------------------------------------------ results
 
@@ -130,67 +133,45 @@ class CommunicatorConformance(ComponentConformance):
     def test_adds_in_float32_in_the_order_of_the_ranks_and_rounds_once(self, dtype: str) -> None:
         with self.group() as group:
             numbers = list(zip(*_ORDERED[dtype], strict=True))
-            self.check_sum(group, [_tensor(dtype, values) for values in numbers])
+            parts = [_tensor(dtype, values) for values in numbers]
+            self.check(group, ("all_reduce", parts, 0))
 
     def test_gathers_in_the_order_of_the_ranks(self) -> None:
-        """Results stay as they are: those of like tensors are others."""
+        """Results stay as they are: those of like tensors are others. None need be contiguous."""
         for size in (3, 1):
             with self.group(size) as group:
                 for dtype in (*ADDED, *OTHERS):
                     alike = [
                         [_random(dtype, (2, 3), 3 * n + r) for r in range(size)] for n in range(9)
                     ]
-                    self.check_gather(group, *alike)
-
-    def test_broadcasts_from_each_rank(self) -> None:
-        with self.group() as group:
-            for source, dtype in enumerate(("bfloat16", "int64", "bool")):
-                parts = [_random(dtype, (5,), rank) for rank in range(3)]
-                self.check_broadcast(group, parts, source)
+                    self.check(group, *(("all_gather", parts, 0) for parts in alike))
+                turned = [(*_random("float32", (3, 5), rank), True) for rank in range(size)]
+                self.check(group, ("all_gather", turned, 0))
 
     @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (1, 1, 7)], ids=str)
     def test_takes_tensors_of_any_shape(self, shape: tuple[int, ...]) -> None:
         with self.group() as group:
             parts = [_random("bfloat16", shape, rank) for rank in range(3)]
-            self.check_sum(group, parts)
-            self.check_gather(group, parts)
-            self.check_broadcast(group, parts, 2)
+            self.check_all(group, parts, 2, 0, 1)
 
     def test_takes_tensors_that_are_larger_than_a_buffer(self) -> None:
         with self.group() as group:
             for dtype, more in (("float32", 4), ("bfloat16", 2), ("uint8", 1)):
                 shape = (self.large // more + 17,)
                 parts = [_random(dtype, shape, rank) for rank in range(3)]
-                if dtype in ADDED:
-                    self.check_sum(group, parts)
-                self.check_gather(group, parts)
-                self.check_broadcast(group, parts, 1)
-
-    def test_gathers_what_is_not_contiguous(self) -> None:
-        with self.group() as group:
-            parts = [(*_random("float32", (3, 5), rank), True) for rank in range(3)]
-            self.check_gather(group, parts)
-
-    def test_ranks_may_come_at_different_times(self) -> None:
-        parts = [_random("float32", (100,), rank) for rank in range(3)]
-        with self.group() as group:
-            pause: Call = ("pause", 0.4, 0)
-            calls: list[list[Call]] = [[("all_reduce", each, 0)] * 2 for each in parts]
-            calls[1].insert(0, pause)
-            calls[2].insert(1, pause)
-            results = self.run(group, *calls)
-            for each in results:
-                assert each[-1] == each[0 if each[0] else 1] == _sum(parts)
+                self.check_all(group, parts, 1)
 
     def test_a_deadline_begins_with_the_operation(self) -> None:
-        """After the ranks have had nothing to do for longer, at first and since the last one."""
+        """After the ranks have had nothing to do for longer, at first and since the last one; one
+        of them comes late."""
         seconds = max(2.0, self.timeout)
-        call: Call = ("all_reduce", _random("float32", (4,), 0), 0)
+        pause, late = (("pause", each, 0) for each in (seconds / 2 + 0.1, 0.4))
+        call: Call = ("all_reduce", _random("float32", (100,), 0), 0)
         with self.group(2, seconds) as group:
-            pause: Call = ("pause", seconds / 2 + 0.1, 0)
-            for found in self.run(group, *([pause, pause, call, pause, pause, call],) * 2):
-                for each in (found[2], found[5]):
-                    assert isinstance(each, bytes), f"after {seconds:g} s without calls: {each}"
+            for found in self.run(group, [pause, pause, call] * 2, [pause, pause, late, call] * 2):
+                answers = [each for each in found if each is not None]
+                said = f"after {seconds:g} s without calls: {answers}"
+                assert [*map(type, answers)] == [bytes] * 2, said
 
     def test_groups_do_not_mix(self) -> None:
         with self.group(2) as one, self.group(2) as other:
@@ -204,39 +185,40 @@ class CommunicatorConformance(ComponentConformance):
                     for rank in (0, 1):
                         assert group.answer(rank, _MEETING + self.patience) == [_sum(own)]
 
+    def test_a_rank_of_another_group_is_not_let_in(self) -> None:
+        """One that is left of a group which met at the same port, and comes first."""
+        with self.group(3, self.timeout, absent=range(3)) as group:
+            ranks, (first, second, other) = _group_of_ranks(self.timeout), group.processes
+            self._join(other, replace(ranks, name=uuid4().hex), 1, 2)
+            for rank, each in enumerate((first, second)):
+                time.sleep(0.2)
+                self._join(each, ranks, rank, 2)
+            found = [each.answer(self.timeout + self.patience) for each in group.processes]
+            assert found[:2] == [None, None] and found[2], (
+                "of two ranks of a group, and one of a group of another name at the same port, "
+                f"joining gives {found}: the name is compared, too"
+            )
+
     def test_any_calls_give_what_they_should(self) -> None:
         """Calls of all kinds, dtypes and sizes, one after another in one group."""
-
-        def gives(size: int, calls: Sequence[tuple[str, str, tuple[int, ...], int]]) -> None:
-            group = groups[size]
-            parts: list[list[Call]] = [[] for _ in range(size)]
-            wanted: list[bytes] = []
-            for number, (kind, dtype, shape, source) in enumerate(calls):
-                own = [_random(dtype, shape, 7 * number + rank) for rank in range(size)]
-                for rank, each in enumerate(own):
-                    parts[rank].append((kind, each, source % size))
-                if kind == "all_reduce":
-                    wanted.append(_sum(own))
-                else:
-                    gathered = [_bytes(each) for each in own]
-                    everything = kind == "all_gather"
-                    wanted.append(b"".join(gathered) if everything else gathered[source % size])
-            for rank, found in enumerate(self.run(group, *parts)):
-                for number, (got, want) in enumerate(zip(found, wanted, strict=True)):
-                    assert got == want, f"rank {rank} of {size}: {calls[number]} gave {got!r}"
-
         drawn = Random(0)
         for sizes in ((1, 2, 3), (6,)):  # of as many processes
             with ExitStack() as stack:
                 groups = {size: stack.enter_context(self.group(size)) for size in sizes}
                 for size in sizes * 4:
-                    calls = []
-                    for _ in range(drawn.randint(1, 6)):
+                    asked = list[_Asked]()
+                    for number in range(drawn.randint(1, 6)):
                         kind = drawn.choice(("all_reduce", "all_gather", "broadcast"))
                         dtype = drawn.choice(ADDED if kind == "all_reduce" else (*ADDED, *OTHERS))
                         shape = (drawn.randint(0, 40), drawn.choice((1, 3, 64, 257)))
-                        calls.append((kind, dtype, shape, drawn.randint(0, 2)))
-                    gives(size, calls)
+                        parts = [_random(dtype, shape, 7 * number + rank) for rank in range(size)]
+                        asked.append((kind, parts, drawn.randint(0, 2) % size))
+                    self.check(groups[size], *asked)
+
+    def test_a_group_lives_for_more_calls_than_16_bits_count(self) -> None:
+        with self.group(2) as group:
+            found = self.run(group, *([("many", 70_000, 0)],) * 2)
+            assert found == [[None]] * 2, f"in 70,000 calls: {found}"
 
     def growth(self) -> tuple[int, float, float]:
         """Bytes that calls leave in a rank."""
@@ -249,7 +231,8 @@ class CommunicatorConformance(ComponentConformance):
     # ------------------------------------------------------------------ what is refused
 
     def test_refuses_what_cannot_be_added_or_written(self) -> None:
-        """At once, so that no rank waits, and the group goes on; on one rank alone, too."""
+        """At once, so that no rank waits, and the group goes on; one of three ranks, and a group of
+        one, too."""
         whole = _random("float32", (3, 5), 0)
         wrong: dict[str, Call] = {
             "a sum of integers": ("all_reduce", _random("int64", (3,), 0), 0),
@@ -259,28 +242,28 @@ class CommunicatorConformance(ComponentConformance):
         sources: tuple[Any, ...] = (3, -1, -3, 1 << 40, None)
         wrong |= {f"a broadcast from {each} of 3": ("broadcast", whole, each) for each in sources}
         calls = [*wrong.values()]
-        with self.group() as group:
-            for ranks in ((0, 1, 2), (1,)):
+        for size, ranks in ((3, (0, 1, 2)), (3, (1,)), (1, (0,))):
+            with self.group(size) as group:
                 for rank in ranks:
                     group.start(rank, calls)
                 for rank in ranks:
-                    for what, found in zip(
-                        wrong, self.answer(group, rank, len(calls)), strict=True
-                    ):
-                        assert isinstance(found, tuple), f"rank {rank} takes {what}"
-                        assert found[0] in ("TypeError", "ValueError"), (
-                            f"rank {rank} answers {what} by {found[0]}: {found[1]}; it is a "
-                            "TypeError or ValueError, raised before anything is exchanged"
+                    found = self.answer(group, rank, len(calls))
+                    for what, each in zip(wrong, found, strict=True):
+                        assert isinstance(each, tuple), f"rank {rank} of {size} takes {what}"
+                        assert each[0] in ("TypeError", "ValueError"), (
+                            f"rank {rank} of {size} answers {what} by {each[0]}: {each[1]}; it is "
+                            "a TypeError or ValueError, raised before anything is exchanged"
                         )
-                self.check_sum(group, [whole] * 3)
+                self.check(group, ("all_reduce", [whole] * size, 0))
 
-    @pytest.mark.parametrize("what", ["operation", "dtype", "size", "source"])
+    @pytest.mark.parametrize("what", ["operation", "dtype", "size", "nothing", "source"])
     def test_ranks_that_are_asked_for_different_things_say_so(self, what: str) -> None:
         one = _random("float32", (6,), 0)
         other: dict[str, Call] = {
             "operation": ("all_gather", one, 0),
             "dtype": ("broadcast", _random("int32", (6,), 1), 0),
             "size": ("broadcast", _random("float32", (7,), 1), 0),
+            "nothing": ("broadcast", _random("float32", (0,), 1), 0),
             "source": ("broadcast", one, 1),
         }
         with self.group(2, self.timeout) as group:
@@ -303,26 +286,21 @@ class CommunicatorConformance(ComponentConformance):
             group.start(1, calls)
             self.check_lost(group, self.answer(group, 1)[0])
 
-    @pytest.mark.parametrize("lost", ["SIGKILL 0", "SIGKILL 2", "SIGSTOP 0", "SIGSTOP 1"])
-    def test_a_rank_that_dies_or_stops_in_an_operation_is_named(self, lost: str) -> None:
-        name, _, number = lost.partition(" ")
-        victim, before = int(number), named_memory()
+    @pytest.mark.parametrize(
+        "lost", ["SIGKILL 0", "SIGKILL 2", "SIGKILL 0 1 2", "SIGSTOP 0", "SIGSTOP 1"]
+    )
+    def test_ranks_that_die_or_stop_in_an_operation_are_named(self, lost: str) -> None:
+        """And nothing stays, also of a group of which all are killed."""
+        name, *numbers = lost.split()
+        victims, before = {*map(int, numbers)}, named_memory()
         with self.group(3, self.timeout) as group:
             for rank in range(3):
                 group.start(rank, [("repeat", _random("bfloat16", (9000,), rank), 0)])
             time.sleep(0.3)
-            group.processes[victim].signal(signal.Signals[name])
-            for rank in {0, 1, 2} - {victim}:
-                self.check_lost(group, self.answer(group, rank)[0], [victim])
-        check_no_memory_left(before)
-
-    def test_nothing_stays_when_all_ranks_are_killed(self) -> None:
-        before = named_memory()
-        with self.group(2, self.timeout) as group:
-            for rank in range(2):
-                group.start(rank, [("repeat", _random("bfloat16", (9000,), rank), 0)])
-            for each in group.processes:
-                each.signal(signal.SIGKILL)
+            for victim in victims:
+                group.processes[victim].signal(signal.Signals[name])
+            for rank in {0, 1, 2} - victims:
+                self.check_lost(group, self.answer(group, rank)[0], [*victims])
         check_no_memory_left(before)
 
     def test_a_rank_that_never_joins_is_named(self) -> None:
@@ -389,32 +367,25 @@ class CommunicatorConformance(ComponentConformance):
 
     # ------------------------------------------------------------------ what is checked
 
-    def check_sum(self, group: _Group, parts: Sequence[Values]) -> None:
-        """Check that all ranks get the sum, bit by bit."""
-        found = self.run(group, *([("all_reduce", each, 0)] for each in parts))
-        wanted = _sum(parts)
-        assert found == [[wanted]] * len(parts), (
-            f"by rank the sum in {parts[0][0]} is {[_numbers(parts[0], f) for f in found]}, and is "
-            f"to be {_numbers(parts[0], [wanted])}: added in float32, in the order of the ranks, "
-            "and rounded once"
-        )
+    def check(self, group: _Group, *asked: _Asked) -> None:
+        """Check that all ranks get what they should, bit by bit, in calls one after the other."""
+        size = len(group.processes)
+        calls = ([(kind, parts[r], source) for kind, parts, source in asked] for r in range(size))
+        for rank, results in enumerate(self.run(group, *calls)):
+            for (kind, parts, source), got in zip(asked, results, strict=True):
+                like, wanted = parts[0], _wanted(kind, parts, source)
+                assert got == wanted, (
+                    f"{kind}() of {like[:2]} from rank {source}, one of {len(asked)} calls, gives "
+                    f"rank {rank} of {size} {_numbers(like, got)}, and is to give "
+                    f"{_numbers(like, wanted)}; sums are added in float32, in the order of the "
+                    "ranks, and rounded once"
+                )
 
-    def check_gather(self, group: _Group, *parts: Sequence[Values]) -> None:
-        """Check that all ranks get the tensors of all, in calls one after the other."""
-        ranks = zip(*parts, strict=True)
-        found = self.run(group, *([("all_gather", own, 0) for own in each] for each in ranks))
-        wanted = [b"".join(map(_bytes, each)) for each in parts]
-        for rank, results in enumerate(found):
-            assert results == wanted, f"after {len(parts)} calls rank {rank} has {results!r}"
-
-    def check_broadcast(self, group: _Group, parts: Sequence[Values], source: int) -> None:
-        """Check that all ranks get the tensor of one."""
-        found = self.run(group, *([("broadcast", each, source)] for each in parts))
-        wanted = _bytes(parts[source])
-        assert found == [[wanted]] * len(parts), (
-            f"a broadcast from rank {source} gives {[_numbers(parts[0], f) for f in found]} by "
-            f"rank, and is to give {_numbers(parts[0], [wanted])}"
-        )
+    def check_all(self, group: _Group, parts: Sequence[Values], *sources: int) -> None:
+        """Check operations of all kinds with tensors."""
+        kinds = ["all_reduce"] * (parts[0][0] in ADDED) + ["all_gather"]
+        asked = [(kind, parts, 0) for kind in kinds]
+        self.check(group, *asked, *(("broadcast", parts, source) for source in sources))
 
     def answer(self, group: _Group, rank: int, count: int = 1) -> list[Any]:
         """Return what a rank's calls gave, within so many deadlines."""
@@ -513,10 +484,16 @@ def _sum(parts: Sequence[Values]) -> bytes:
     return values_of(total.to(tensors[0].dtype))
 
 
-def _numbers(like: Values, found: Sequence[Any]) -> list[Any]:
+def _wanted(kind: str, parts: Sequence[Values], source: int) -> bytes:
+    """Return what a call of all ranks is to give."""
+    if kind == "all_reduce":
+        return _sum(parts)
+    return b"".join(map(_bytes, parts)) if kind == "all_gather" else _bytes(parts[source])
+
+
+def _numbers(like: Values, found: Any) -> Any:
     """Return bytes as numbers, for messages; an error as it is."""
-    dtype, shape, *_ = like
-    return [
-        tensor_of(dtype, shape, each).reshape(-1)[:6].tolist() if isinstance(each, bytes) else each
-        for each in found
-    ]
+    if not found or not isinstance(found, bytes):
+        return found
+    numbers = tensor_of(like[0], (-1,), found).tolist()
+    return [*numbers[:6], "..."][: len(numbers)]

@@ -28,7 +28,7 @@ from paged_testing.engines import (
     registry_with,
 )
 from paged_testing.options import other_options, unbounded
-from paged_testing.shared import check_shared, shared_state
+from paged_testing.shared import check_process, check_shared, shared_state
 from paged_testing.unused import unused_options
 from paged_testing.use import growth
 
@@ -61,13 +61,14 @@ def settings_round_trip(
 
 
 def _placed(test: Callable[..., None]) -> Callable[..., None]:
-    """Return a test that also says where the code of the component is, if it fails."""
+    """Return a test that also looks at the process, and says where the component is if it fails."""
 
     @wraps(test)
     def run(self: ComponentConformance, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
         try:
             test(self, *args, **kwargs)
+            check_process()
         except RAISED as error:
             with suppress(Exception):
                 said = "\n".join((str(error), *getattr(error, "__notes__", ())))
@@ -286,7 +287,10 @@ class ComponentConformance:
 
     @_placed
     def test_holds_with_other_options(self) -> None:
-        """Small and large numbers, and all choices, as far as its settings class permits them."""
+        """Small and large numbers, and all choices, as far as its settings class permits them.
+
+        An ``expected()`` is asked that reads ``self.options``.
+        """
         if reason := self.refusal():
             pytest.skip(reason)
         registry, others = self.registry, self.other_settings()
@@ -294,9 +298,12 @@ class ComponentConformance:
         tried = tried or "none: its settings class has nothing to vary"
         if self._request is not None:
             self._request.node.add_report_section("call", "options that were tried", tried)
+        stated = getattr(getattr(type(self), "expected", None), "__code__", None)
+        follows = stated is not None and "options" in stated.co_names
+        silent: dict[str, Any] = {} if follows else {"expected": lambda self, *_: None}
         for each in others:
             (table,) = each.values()
-            other = self.variant(expected=lambda self, *_: None, **each)
+            other = self.variant(**each, **silent)
             try:
                 if refusal(registry, self.record, other.options) is None:
                     other.check_written()
@@ -323,7 +330,7 @@ class ComponentConformance:
         return made
 
     def check_written(self) -> None:
-        """Check written cases, without what a test expects of the options that it names."""
+        """Check written cases, with any options."""
         if not self.registry.slots[self.slot].interface.startswith(_OURS):
             self.build(SlotContext(settings=settings_class(self.registry)()))
         with suppress(pytest.skip.Exception, SettingsError):

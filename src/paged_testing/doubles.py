@@ -130,18 +130,24 @@ class AlwaysOverSettings(ComponentSettings):
     waiting_first: bool = Field(
         default=True, description="whether waiting groups come before all running ones"
     )
+    turns: int = Field(default=0, description="first groups, which come first in turns")
 
 
 class AlwaysOverOrder(QueueOrder):
     """First come, first served, where every running group may be preempted at any time.
 
-    With ``waiting_first``, for any waiting group; otherwise for one that came earlier.
+    With ``waiting_first``, for any waiting group; otherwise for one that came earlier, or has its
+    turn.
     """
 
     def __init__(self, options: AlwaysOverSettings, context: OrderContext, /) -> None:
-        self._waiting_first = options.waiting_first
+        self._waiting_first, self._turns = options.waiting_first, options.turns
+        self.stable = not self._turns
 
     def key(self, group: SequenceGroup, now: float, /) -> Any:
+        if self._turns:
+            place = (group.number - int(now) // 2) % self._turns
+            return place if group.number < self._turns else self._turns
         return (self._waiting_first and group.status is Status.RUNNING, group.number)
 
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:

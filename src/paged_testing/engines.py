@@ -200,10 +200,10 @@ def _greedy(max_tokens: int, n: int = 1, **more: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, **more)
 
 
-_UNEVEN = SamplingParams(max_tokens=8, n=4, temperature=1.0, stop_token_ids=range(0, 1024, 3))
-"""Sequences of a request end at different times."""
+_UNEVEN = SamplingParams(max_tokens=8, n=4, temperature=1.0, stop_token_ids=range(0, 1024, 24))
+"""Sequences of a request end at different times, by few tokens: what keeps a request keeps them."""
 _USES: Sequence[Sequence[_Asked]] = (
-    (  # three compete, one is aborted before it has run, and one while it runs
+    (  # three compete, one is aborted before it runs, and one while it runs
         *(_Asked(length, _greedy(6)) for length in (8, 7, 6)),
         _Asked(5, _greedy(6), 1, 1),
         _Asked(4, _greedy(6), 0, 2),
@@ -257,7 +257,7 @@ def serves_again(*engines: Engine, lasting: Engine | None = None) -> Callable[[i
             )
             requests.append((each.arrives, request))
             if each.aborted is not None:
-                aborts.append((each.aborted, request.id))
+                aborts.append((each.aborted + turn % 2, request.id))  # it has waited, or not
         if asked in _USES[2:]:  # in turns each of three, early and late
             aborts.append((2 + 3 * turn, requests[turn][1].id))
         serve(engines[(turn + number) % len(engines)], Workload(tuple(requests), tuple(aborts)))

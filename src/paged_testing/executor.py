@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -13,6 +13,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
+from paged_core.engine.contexts import ExecutorContext
 from paged_core.engine.engine import Engine
 from paged_core.errors import ExecutorLost, SettingsError
 from paged_core.ids import BlockId, SeqId
@@ -24,7 +25,7 @@ from paged_core.step import StepResult
 from paged_testing.chance import decisions_elsewhere
 from paged_testing.component import ComponentConformance
 from paged_testing.doubles import FailingExecutor
-from paged_testing.engines import build_memory_engine, serve, serves_again
+from paged_testing.engines import build_memory_engine, memory_settings, serve, serves_again
 from paged_testing.served import check_nothing_leaked
 from paged_testing.steps import (
     FIRST,
@@ -136,8 +137,12 @@ class ExecutorConformance(ComponentConformance):
                 f"eos_token_ids are tokens of the vocabulary: {capacity}"
             )
 
-        with self.engine(preemption="swap") as engine:
-            assert engine.capacity.num_host_blocks > 0, "needs_host_blocks is true, and it has none"
+        for given in (None, 0):
+            with self.engine(preemption="swap", num_host_blocks=given) as engine:
+                found = engine.capacity.num_host_blocks
+                assert (found > 0) == (given is None), (
+                    f"num_host_blocks is {given} and needs_host_blocks true, and it has {found}"
+                )
 
     @pytest.mark.parametrize("tight", TIGHT, ids=("budget", "swap", "merge", "plain"))
     def test_written_requests_have_the_same_output_alone_and_in_a_batch(
@@ -194,24 +199,20 @@ class ExecutorConformance(ComponentConformance):
             )
         return found
 
-    def test_samples_when_the_last_prompt_token_is_computed_and_not_before(self) -> None:
-        early, last, more = self.sampled(FIRST, LAST, {"batch": [(0, 1)]})
-        check_samples(early, [])
-        check_samples(last, [0])
-        check_samples(more, [0])
-
-    def test_a_sequence_of_more_tokens_than_its_prompt_samples_after_the_last_of_them(self) -> None:
-        """As after a preemption, in chunks of which one ends where its prompt does."""
-        new = replace(new_sequence(0, 7), num_prompt_tokens=4)
-        *early, last, whole = self.sampled(
-            {"batch": [(0, 4)], "added": [new]},
-            {"batch": [(0, 1)]},
-            {"batch": [(0, 2)]},
-            {"batch": [(0, 7)], "added": [new], "removed": [0]},
-        )
-        for result in early:
-            check_samples(result, [])
-        check_samples(last, [0], whole.token_ids)
+    def test_samples_when_the_last_token_is_computed_however_many_at_a_time(self) -> None:
+        """Of a prompt, or of more, as after a preemption; chunks may end where a prompt does."""
+        gone = {"batch": [], "removed": [0]}
+        for new in (new_sequence(0, 5), replace(new_sequence(0, 7), num_prompt_tokens=4)):
+            total, found = len(new.tokens), list[list[int]]()
+            for cuts in ((total,), (1, total - 1), (4, total - 4), (2, 2, total - 4), (1,) * total):
+                first, *others = ({"batch": [(0, count)]} for count in (*cuts, 1))
+                *early, last, more, none = self.sampled({**first, "added": [new]}, *others, gone)
+                for result in (*early, none):
+                    check_samples(result, [])
+                for result in (last, more):
+                    check_samples(result, [0])
+                found.append(last.token_ids + more.token_ids)
+            assert all(each == found[0] for each in found), f"in other chunks it samples {found}"
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
         """Whatever each asks for, it is as that of the sequence alone."""
@@ -277,8 +278,8 @@ class ExecutorConformance(ComponentConformance):
         check_samples(again, [1], first.token_ids)
 
     def test_ranks_the_candidates_of_a_beam_and_samples_nothing(self) -> None:
-        sampling = SamplingParams(beam_width=2, max_tokens=8, ignore_eos=True)
-        new = replace(new_sequence(0, 5), sampling=sampling, num_candidates=4)
+        sampling = SamplingParams(beam_width=4, max_tokens=8, ignore_eos=True)
+        new = replace(new_sequence(0, 5), sampling=sampling, num_candidates=8)
         with self.engine() as engine:
             executor = engine.executor
             early = run(executor, 0, [(0, 3)], added=[new])
@@ -290,8 +291,8 @@ class ExecutorConformance(ComponentConformance):
             )
             found = result.candidates[SeqId(0)]
             ranked = sorted(found.values(), reverse=True)
-            assert len(found) == 4 and list(found.values()) == ranked and ranked[0] <= 0, (
-                f"4 candidates are wanted, log-probabilities from the highest on: {found}"
+            assert len(found) == 8 and list(found.values()) == ranked and ranked[0] <= 0, (
+                f"8 candidates are wanted, log-probabilities from the highest on: {found}"
             )
             longer = replace(new, tokens=[*new.tokens, next(iter(found))], num_computed=5)
             whole = replace(longer, num_computed=0, blocks=[BlockId(9 + i) for i in range(4)])
@@ -300,12 +301,6 @@ class ExecutorConformance(ComponentConformance):
             assert list(again) == list(cached), (
                 f"it ranks {list(cached)}, and {list(again)} where all tokens are computed again"
             )
-
-    def test_a_removed_sequence_can_be_added_again(self) -> None:
-        once, again = self.sampled(
-            WHOLE, {"batch": [(0, 5)], "added": [new_sequence(0, 5, 8)], "removed": [0]}
-        )
-        check_samples(again, [0], once.token_ids)
 
     def test_moves_blocks_in_the_order_swap_out_swap_in_copy(self) -> None:
         """A block is swapped out, swapped in and copied in one step, then computed on."""
@@ -322,8 +317,14 @@ class ExecutorConformance(ComponentConformance):
         assert turned == plain, f"with its first block moved it samples {turned}, else {plain}"
 
     def test_starts_again_when_it_was_lost_and_ends_what_it_started(self) -> None:
-        """Threads and processes end in close(), which may be called more than once."""
+        """Threads and processes end in close(), which may be called more than once, or alone."""
         with self.engine() as engine:
+            parts = ExecutorContext(
+                settings=memory_settings(self.registry, **self.settings, executor=self._table),
+                registry=self.registry,
+                needs_host_blocks=False,
+            )
+            self.build(parts).close()  # as where start() raises
             engine.executor.close()
             engine.executor.close()
         before, outputs = _started(), []
@@ -425,24 +426,6 @@ class ExecutorConformance(ComponentConformance):
         )
         check_samples(grown, [0], whole.token_ids)
 
-    def test_a_sequence_in_few_chunks_samples_the_same_as_in_many(self) -> None:
-        found = []
-        for first, *others in ((5,), (1, 4), (2, 2, 1), (1, 1, 1, 1, 1)):
-            steps = [{"batch": [(0, count)]} for count in (*others, 1)]
-            added = {"batch": [(0, first)], "added": [new_sequence(0, 5)]}
-            *_, last, more = self.sampled(added, *steps)
-            found.append(last.token_ids + more.token_ids)
-        assert all(each == found[0] for each in found), f"in other chunks it samples {found}"
-
-    def test_a_prefix_that_others_computed_may_be_shared(self) -> None:
-        first = replace(new_sequence(0, 6), tokens=[1, 2, 3] * 2)
-        blocks = [first.blocks[0], *new_sequence(1, 6).blocks[1:]]
-        second = replace(first, id=SeqId(1), num_computed=4, blocks=blocks)
-        whole, shared = self.sampled(
-            {"batch": [(0, 6)], "added": [first]}, {"batch": [(1, 2)], "added": [second]}
-        )
-        check_samples(shared, [1], whole.token_ids)
-
     def test_a_step_may_be_submitted_before_the_last_one_is_collected(self) -> None:
         """They run in the order in which they are submitted, also where threads take turns."""
         added = [new_sequence(number, 11) for number in range(16)]
@@ -463,20 +446,18 @@ class ExecutorConformance(ComponentConformance):
         tokens, wanted = ([each.token_ids for each in results] for results in (ahead, plain))
         assert tokens == wanted, f"submitted ahead it samples {tokens}, one by one {wanted}"
 
-    def test_a_step_may_only_remove_what_is_known(self) -> None:
-        _, gone, again = self.sampled(WHOLE, {"batch": [], "removed": [0]}, WHOLE)
-        check_samples(gone, [])
-        check_samples(again, [0])
-
     def test_two_executors_in_turns_sample_as_each_alone(self) -> None:
-        """Requests of the two have the same ids, and other tokens."""
-        asked = [
-            [_greedy(simple_request(name, tuple(prompt), 8)) for name in "AB"]
-            for prompt in ((1, 2, 3, 1, 2), (3, 3, 1, 2, 2, 1, 2))
-        ]
-        alone = [self.outputs(requests) for requests in asked]
-        together = self.outputs(*asked)
-        assert together == [outputs for (outputs,) in alone], (
+        """Sequences of the two have the same ids, and other tokens."""
+        new, more = new_sequence(0, 5), [{"batch": [(0, 1)]}] * 4
+        given = (new, replace(new, tokens=[3, 3, 1, 2, 2]))
+        steps = [[{**WHOLE, "added": [each]}, *more] for each in given]
+        alone = [[each.token_ids for each in self.sampled(*own)] for own in steps]
+        together = list[list[list[int]]]([[], []])
+        with self.engine() as one, self.engine() as other:
+            for number, both in enumerate(zip(*steps, strict=True)):
+                for engine, step, found in zip((one, other), both, together, strict=True):
+                    found.append(run(engine.executor, number, **step).token_ids)
+        assert together == alone, (
             f"beside another it samples {together}, alone {alone}: two executors share nothing, so "
             "keep what one knows in itself, not in its class or module"
         )
@@ -484,9 +465,9 @@ class ExecutorConformance(ComponentConformance):
     def test_draws_the_same_alone_and_in_another_process(self) -> None:
         """Whose strings have other hashes."""
         settings = {**self.settings, "executor": self._table}
-        drawn = _drawn(self.registry, "executor", settings)
-        alone = {**_drawn(self.registry, "executor", settings, "A")}
-        alone |= _drawn(self.registry, "executor", settings, "B")
+        drawn, alone = _drawn(self.registry, "executor", settings), dict[str, list[Any]]()
+        for name in drawn:
+            alone |= _drawn(self.registry, "executor", settings, name)
         assert drawn == alone, (
             f"requests at random draw {drawn}, each alone {alone}: what one draws follows from its "
             "seed, its index and the place, and not from what others have drawn"
@@ -499,31 +480,21 @@ class ExecutorConformance(ComponentConformance):
                 f"with another `seed` in the settings {other} is drawn, else {drawn}: it is for "
                 "requests that have none, as A, and for no other, as B, whose seed is 0"
             )
+            assert drawn["A"] != drawn["C"], (
+                f"A and C, of one prompt and without a seed, draw the same: {drawn}; this "
+                "follows from `seed` of the settings and their ids"
+            )
         elsewhere = decisions_elsewhere(_drawn, self.registry, "executor", settings)
         assert drawn == elsewhere, (
             f"requests at random draw {drawn}, in another process {elsewhere}: what is drawn "
             "follows from the seed and the place, not from hashes, addresses or global state"
         )
 
-    def outputs(self, *asked: Sequence[Request]) -> list[list[list[int]]]:
-        """Return outputs of requests, in an engine for each list of them, which step in turns."""
-        with ExitStack() as stack:
-            engines = [stack.enter_context(self.engine()) for _ in asked]
-            groups = [
-                [engine.add(request) for request in requests]
-                for engine, requests in zip(engines, asked, strict=True)
-            ]
-            while any(engine.has_unfinished for engine in engines):
-                for engine in engines:
-                    if engine.has_unfinished:
-                        engine.step()
-            return [[group.sequences[0].output for group in each] for each in groups]
-
 
 def _drawn(
-    registry: Registry, slot: str, settings: Mapping[str, Any], names: str = "AB", seed: int = 0
+    registry: Registry, slot: str, settings: Mapping[str, Any], names: str = "ABC", seed: int = 0
 ) -> dict[str, list[Any]]:
-    """Return outputs that requests draw, A without a seed and B with one."""
+    """Return outputs that requests draw, A and C of one prompt without a seed and B with one."""
     engine = build_memory_engine(registry, **settings)
     asked = [
         Request(
@@ -531,7 +502,11 @@ def _drawn(
             prompt=prompt,
             sampling=SamplingParams(max_tokens=8, seed=own, temperature=50.0, ignore_eos=True),
         )
-        for name, own, prompt in (("A", None, (1, 2, 3, 1, 2)), ("B", seed, (2, 1, 3)))
+        for name, own, prompt in (
+            ("A", None, (1, 2, 3, 1, 2)),
+            ("B", seed, (2, 1, 3)),
+            ("C", None, (1, 2, 3, 1, 2)),
+        )
         if name in names
     ]
     try:

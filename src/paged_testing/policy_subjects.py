@@ -14,6 +14,7 @@ from paged_core.cache.kv_cache import KVCache
 from paged_core.errors import OutOfBlocks
 from paged_core.field_rules import MOST
 from paged_core.ids import SeqId
+from paged_core.interfaces.length_predictor import ExpectedLength, LengthPredictor
 from paged_core.plugins.registry import Registry
 from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
@@ -149,6 +150,18 @@ def forked_requests() -> Sequence[tuple[Sequence[Request], Sequence[int]]]:
     ]
 
 
+class WrittenLengths(LengthPredictor):
+    """Expects lengths that differ between requests which are alike in most; of some, none."""
+
+    learns = True
+    learned = 0
+    """Tokens more than at first."""
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        number = len(request.prompt) + 3 * (request.sampling.max_tokens or 2) + sum(request.prompt)
+        return ExpectedLength(self.learned + 1.0 + number % 23) if number % 5 else None
+
+
 def let_go(groups: list[SequenceGroup]) -> None:
     """Empty a list of groups that nothing else holds: the next ones are made where these were in
     memory, the first of them where the last was."""
@@ -179,6 +192,12 @@ def waiting_groups(requests: Sequence[Request], first: int = 0) -> list[Sequence
     return groups
 
 
+def preempt(groups: Iterable[SequenceGroup], often: Iterable[int]) -> None:
+    """Let groups have been preempted so often, each eight seconds after the other."""
+    for group, number in zip(groups, often, strict=False):
+        group.num_preemptions, group.waiting_since = number, group.arrival + 8.0 * number
+
+
 def running_groups(
     cache: KVCache,
     requests: Sequence[Request],
@@ -190,7 +209,8 @@ def running_groups(
 ) -> list[SequenceGroup]:
     """Running groups of these requests, partly prefilled, as many as the cache has blocks for.
 
-    They share cached blocks. Those whose whole prompt is computed have forked.
+    They share cached blocks. Those whose whole prompt is computed have forked; of some others, a
+    step in flight computes tokens.
 
     Args:
         computed: for each request, a number that determines how much of its prompt is computed.
@@ -224,6 +244,8 @@ def running_groups(
             if grown:
                 group.first_token_at = group.arrival
                 _grow(cache, group, num_ended)
+        elif share % 2:
+            sequence.num_computed = max(group.num_cached, num_computed // 2)
         groups.append(group)
     return groups
 
@@ -249,7 +271,7 @@ def _generate(cache: KVCache, sequence: SequenceState, num_tokens: int) -> None:
 
 def growing_groups(registry: Registry) -> Iterator[tuple[KVCache, list[SequenceGroup]]]:
     """Yield a cache and the same groups in it again and again: they run, generate ever more than
-    their prompts have, and half of them are preempted."""
+    their prompts have, half of them are preempted, and one is about to end."""
     cache = empty_cache(registry, 512, max_model_len=256)
     requests = [
         replace(each, sampling=replace(each.sampling, max_tokens=160))
@@ -266,6 +288,9 @@ def growing_groups(registry: Registry) -> Iterator[tuple[KVCache, list[SequenceG
         for sequence in group.live:
             sequence.num_scheduled = sequence.num_computed = 0
         group.status, group.waiting_since, group.num_preemptions = Status.WAITING, 9.0, 1
+    for sequence in groups[1].live:  # whose last token is being sampled
+        if type(sequence) is SequenceState:  # and no view, which counts them itself
+            sequence.num_unknown = groups[1].max_length - len(sequence.tokens)
     yield cache, groups
 
 

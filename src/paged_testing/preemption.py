@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from math import inf
 from typing import Any, ClassVar
 
@@ -12,17 +13,19 @@ import pytest
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.contexts import PreemptionContext, VictimContext
+from paged_core.interfaces.length_predictor import LengthPredictor
 from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.victim import Victim
 from paged_core.request import Request
 from paged_core.sampling_params import SamplingParams
-from paged_core.sequence import SequenceGroup, Status
+from paged_core.sequence import SequenceGroup
 from paged_testing.component import ComponentConformance
 from paged_testing.engines import build_memory_engine, serve
 from paged_testing.policy_subjects import (
     NUM_DRAWN,
     WRITTEN_SHARES,
+    WrittenLengths,
     check_costs_by_length,
     drawn_numbers,
     drawn_requests,
@@ -32,6 +35,7 @@ from paged_testing.policy_subjects import (
     growing_groups,
     let_go,
     long_groups,
+    preempt,
     running_groups,
     untouched,
     waiting_groups,
@@ -211,8 +215,7 @@ class PreemptionCases(ComponentConformance):
             *waiting_groups(requests),
             *running_groups(empty_cache(self.registry, 256), requests, computed, ended),
         ]
-        for number, group in enumerate(groups):
-            group.num_preemptions = number % 3
+        preempt(groups, cycle(range(3)))
         return groups
 
 
@@ -280,17 +283,16 @@ class VictimCases(ComponentConformance):
         """
         return None
 
-    def make(self, kv_cache: KVCache | None = None) -> Victim:
+    def make(
+        self, kv_cache: KVCache | None = None, lengths: LengthPredictor | None = None
+    ) -> Victim:
         """A fresh component."""
         cache = kv_cache or empty_cache(self.registry)
-        made = self.build(VictimContext(kv_cache=cache))
+        made = self.build(VictimContext(kv_cache=cache, length_predictor=lengths))
         assert isinstance(made, Victim)
         return made
 
     # ------------------------------------------------------------------ written cases
-
-    def test_chooses_the_only_written_candidate(self) -> None:
-        self.check_only_candidate(written_requests())
 
     @pytest.mark.parametrize("now", [0.0, 50.0])
     def test_chooses_among_written_candidates(self, now: float) -> None:
@@ -311,25 +313,9 @@ class VictimCases(ComponentConformance):
             self.check_choices(requests, wholes, 3.5, ended=ended)
 
     def test_chooses_among_equal_candidates(self) -> None:
+        """And among those that were all preempted often."""
         self.check_choices([written_requests()[0]] * 6, (4,) * 6, 1.0)
-
-    def _candidates(self) -> tuple[KVCache, list[SequenceGroup]]:
-        """A cache, and written requests that run in it."""
-        cache = empty_cache(self.registry)
-        return cache, running_groups(cache, written_requests(), WRITTEN_SHARES)
-
-    def test_chooses_one_though_all_were_preempted_often(self) -> None:
-        cache, candidates = self._candidates()
-        for number, group in enumerate(candidates):
-            group.num_preemptions = 100 + number
-        chosen = self.make(cache).choose(candidates, 5.0)
-        assert any(chosen is group for group in candidates), f"it chose {chosen}"
-
-    def test_takes_any_sequence_of_candidates(self) -> None:
-        cache, candidates = self._candidates()
-        chosen = self.make(cache).choose(tuple(candidates), 5.0)
-        of_list = self.make(cache).choose(candidates, 5.0)
-        assert chosen is of_list, f"of a tuple it chose {chosen}, of the same list {of_list}"
+        self.check_choices(written_requests(), WRITTEN_SHARES, 5.0, range(100, 108))
 
     def test_the_work_grows_in_proportion_to_the_candidates(self) -> None:
         """And of many, too, it chooses one."""
@@ -372,28 +358,35 @@ class VictimCases(ComponentConformance):
 
     def test_what_it_was_shown_before_does_not_matter(self) -> None:
         """Ask it about others, and then about groups that have arrived since."""
-        cache, candidates = self._candidates()
+        cache = empty_cache(self.registry)
         component = self.make(cache)
+        candidates = running_groups(cache, written_requests(), WRITTEN_SHARES)
         for shown in (candidates[:3], candidates[3:], candidates[2:5], candidates[::-1]):
             chosen = component.choose(list(shown), 1.0)
             assert any(chosen is group for group in shown), f"it chose {chosen}, not of {shown}"
 
     def test_groups_that_have_gone_do_not_matter(self) -> None:
-        """Others come to be where they were in memory; those of a twin stay."""
+        """Others come to be where they were in memory, and get their ids; those of a twin stay, and
+        in every second turn have ids of their own."""
         caches, written = [empty_cache(self.registry) for _ in range(2)], written_requests()
-        component, twin = map(self.make, caches)
+        component, twin = (self.make(cache, WrittenLengths()) for cache in caches)
         kept = list[list[SequenceGroup]]()
         for turn in range(6):
-            requests = unlike([*written[turn:], *written[:turn]], turn)
-            gone, stay = (running_groups(cache, requests, [0] * 8) for cache in caches)
+            own = unlike([*written[turn:], *written[:turn]], turn)
+            again = [replace(each, id=f"r{place}") for place, each in enumerate(own)]
+            gone, stay = (
+                running_groups(cache, requests, [0] * 8, first=8 * turn)
+                for cache, requests in zip(caches, (again, again if turn % 2 else own), strict=True)
+            )
             kept.append(stay)
             place, of_twin = (
                 groups.index(each.choose([*groups], 1.0))
                 for each, groups in ((component, gone), (twin, stay))
             )
-            assert place == of_twin, (
+            assert turn % 2 == 0 or place == of_twin, (
                 f"it chose {gone[place]}, and {gone[of_twin]} where groups before were other "
-                "objects: keep nothing by the id of an object, which others get"
+                "objects of other ids: keep nothing by the id of a request or of an object, which "
+                "others get"
             )
             for group in gone:
                 caches[0].release_group(group)
@@ -401,14 +394,6 @@ class VictimCases(ComponentConformance):
             let_go(gone)
 
     # ------------------------------------------------------------------ what is checked
-
-    def check_only_candidate(self, requests: Sequence[Request]) -> None:
-        """Check that the only candidate is chosen."""
-        component = self.make()
-        for group in waiting_groups(requests):
-            group.status = Status.RUNNING
-            chosen = component.choose([group], 0.0)
-            assert chosen is group, f"it chose another group, {chosen}, and not {group}"
 
     def check_choices(
         self,
@@ -424,8 +409,7 @@ class VictimCases(ComponentConformance):
         let_go(waiting_groups(requests))
         copies = running_groups(other, requests, computed, ended)
         for groups in (candidates, copies):
-            for group, number in zip(groups, num_preemptions, strict=False):
-                group.num_preemptions = number
+            preempt(groups, num_preemptions)
             # the worst is last, and not the newest
             groups.append(groups.pop(len(groups) // 2))
         component, twin = self.make(cache), self.make(other)
@@ -438,7 +422,7 @@ class VictimCases(ComponentConformance):
             assert cache.num_free == free, "it freed blocks; that is for the scheduler"
             wanted = self.expected(before, now)
             assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
-            place, again = before.index(victim), copies.index(twin.choose([*copies], now))
+            place, again = before.index(victim), copies.index(twin.choose(tuple(copies), now))
             assert again == place, (
                 f"it chose {victim}, a second component of equal groups {before[again]}: runs "
                 "cannot be repeated"

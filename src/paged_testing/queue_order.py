@@ -15,11 +15,12 @@ from paged_core.interfaces.queue_order import QueueOrder, SupportsQuantum, Suppo
 from paged_core.request import Request
 from paged_core.requests.waiting_queue import WaitingQueue
 from paged_core.sampling_params import SamplingParams
-from paged_core.sequence import SequenceGroup, SequenceState, Status
+from paged_core.sequence import SequenceGroup, Status
 from paged_testing.component import ComponentConformance
 from paged_testing.policy_subjects import (
     NUM_DRAWN,
     WRITTEN_SHARES,
+    WrittenLengths,
     check_costs_by_length,
     drawn_numbers,
     drawn_requests,
@@ -28,6 +29,7 @@ from paged_testing.policy_subjects import (
     growing_groups,
     let_go,
     long_groups,
+    preempt,
     requests_of_tenants,
     running_groups,
     untouched,
@@ -118,15 +120,17 @@ class QueueOrderCases(ComponentConformance):
         self.check_order((usual, replace(usual, id="another")), 2.0, num_preemptions=(1, 0))
 
     def test_groups_that_have_gone_do_not_matter(self) -> None:
-        """Others come to be where they were in memory, and get their ids."""
-        parts = OrderContext(kv_cache=empty_cache(self.registry))
+        """Others come to be where they were in memory, and get their ids; lengths are expected."""
+        cache = empty_cache(self.registry)
+        parts = OrderContext(kv_cache=cache, length_predictor=WrittenLengths())
         order, written = self.build(parts), written_requests()
         for request in (*written, *reversed(written)):
             groups = waiting_groups([replace(request, id="again")])
             key, alone = (each.key(groups[0], 3.5) for each in (order, self.build(parts)))
             assert key == alone, (
                 f"the key of {brief(request)} is {key}, and {alone} where none was before it: keep "
-                "nothing by the id of a request or of an object, which others get"
+                "nothing by the id of a request or of an object, which others get, or by a part of "
+                "what it follows from"
             )
             if (service := _service_of(order)) is not None:
                 service.left(groups[0])
@@ -142,19 +146,6 @@ class QueueOrderCases(ComponentConformance):
     def test_compares_groups_that_wait_run_and_were_preempted(self) -> None:
         """Schedulers also ask for the keys of running groups, to choose which is preempted."""
         self.check_growing()
-        cache = empty_cache(self.registry)
-        order = self.build(OrderContext(kv_cache=cache))
-        groups = running_groups(cache, written_requests(), WRITTEN_SHARES)
-        for group in groups[::2]:
-            cache.release_group(group)
-            group.status, group.waiting_since, group.num_preemptions = Status.WAITING, 9.0, 1
-        for sequence in groups[1].live:  # whose last token is being sampled
-            if type(sequence) is SequenceState:  # and no view, which counts them itself
-                sequence.num_unknown = groups[1].max_length - len(sequence.tokens)
-        with untouched(groups):
-            keys = [order.key(group, 10.0) for group in groups]
-            assert keys == [order.key(group, 10.0) for group in groups]
-            sorted(keys)
 
     def test_a_request_may_leave_before_it_was_served(self) -> None:
         service = _service_of(self.make())
@@ -237,9 +228,12 @@ class QueueOrderCases(ComponentConformance):
             orders = orders or [self.build(OrderContext(kv_cache=cache)) for _ in range(5)]
             for order in orders:
                 _tell(order, groups, SERVED, 9.0 * stage)
-            keys, fresh = (
-                [order.key(group, 99.0) for group in groups] for order in (orders[0], orders[-1])
-            )
+            with untouched(groups):
+                keys, fresh = (
+                    [order.key(group, 99.0) for group in groups]
+                    for order in (orders[0], orders[-1])
+                )
+                sorted(keys)
             orders.pop()
             for group, key, other in zip(groups, keys, fresh, strict=True):
                 assert key == other, (
@@ -249,8 +243,8 @@ class QueueOrderCases(ComponentConformance):
 
     def check_stability(self, requests: Sequence[Request], now: float, later: float) -> None:
         """Check that a stable order stays the same while groups wait, whatever others do."""
-        cache = empty_cache(self.registry)
-        order = self.build(OrderContext(kv_cache=cache))
+        cache, lengths = empty_cache(self.registry), WrittenLengths()
+        order = self.build(OrderContext(kv_cache=cache, length_predictor=lengths))
         if not order.stable:
             return
         groups = waiting_groups(requests)
@@ -273,6 +267,8 @@ class QueueOrderCases(ComponentConformance):
             for group in running:
                 service.left(group)
         check("others leave", now)
+        lengths.learned = 4
+        check("a length predictor learns", now)
         check("time passes", now + later)
 
     def check_order(
@@ -281,8 +277,7 @@ class QueueOrderCases(ComponentConformance):
         """Check that a queue under the order serves in the expected one."""
         queue = WaitingQueue(self.make())
         groups = waiting_groups(requests)
-        for group, number in zip(groups, num_preemptions, strict=False):
-            group.num_preemptions = number
+        preempt(groups, num_preemptions)
         for group in groups:
             queue.push(group, now)
         wanted = self.expected(groups, now)
@@ -392,6 +387,7 @@ class QueueOrderConformance(ServesEveryWorkload, QueueOrderCases):
         super().check_written()
         self.check_comparisons(written_requests(), TIMES[-1])
         self.check_stability(written_requests(), *TIMES[:2])
+        self.check_order(written_requests(), TIMES[-1])
         self.check_service(written_requests(), SERVED)
         self.check_quanta(written_requests(), SERVED, TIMES[-1])
         self.check_growing()

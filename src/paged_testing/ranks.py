@@ -169,6 +169,8 @@ def main(parent: Parent) -> None:
         channel.send(ANSWER, pickle.dumps(answer))
 
 
+_MANY_SECONDS = 20.0
+"""After these the first rank makes an end of many calls."""
 _BESIDE = 3
 """Numbers before and after a tensor, in memory."""
 
@@ -223,6 +225,13 @@ def _called(communicator: Any, tensors: _Tensors, kind: str, values: Any, source
             return None
         if kind == "uses":
             return _grown(communicator, *values)
+        if kind == "many":
+            left = import_module("torch").tensor([values])
+            while left > 0:
+                is_late = monotonic() - started > _MANY_SECONDS
+                left -= values if is_late and communicator.rank == 0 else 1
+                communicator.broadcast(left)
+            return None
         tensor = tensors.given(*values)
         while kind == "repeat":  # until a rank is lost
             started = monotonic()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib import import_module
-from itertools import combinations, cycle, permutations
+from itertools import combinations
 from random import Random
 from threading import Barrier
 from types import FunctionType, ModuleType
@@ -24,13 +24,22 @@ from paged_core.interfaces.runner import Runner, SupportsBestTokens, SupportsTop
 from paged_core.settings.schema import settings_class
 from paged_testing.availability import RAISED
 from paged_testing.component import ComponentConformance
-from paged_testing.runner_scene import DenseAttention, ThreadRank
+from paged_testing.runner_scene import (
+    DenseAttention,
+    FusedAttention,
+    PreparingAttention,
+    ThreadRank,
+)
 
 _MOST_TOKENS = 127
 """In a step of a use: a prime number, so that no two of so many uses have as many."""
 _LONG = 532
 """Tokens of a long prompt."""
 PROMPTS = ((1, 5, 9, 2, 6, 3, 8), (4, 4, 7), (2, 9, 1, 1, 3))
+_Step = Sequence[tuple[int, int]]
+"""For some of the prompts, how many tokens of each are computed."""
+_FROM_2_TO_4: Sequence[_Step] = ([(1, 2), (2, 1), (0, 4)], [(1, 1), (2, 1), (0, 1)])
+"""The last one of tokens at the positions 2, 1 and 4, which are no range."""
 
 
 class RunnerConformance(ComponentConformance):
@@ -117,7 +126,7 @@ class RunnerConformance(ComponentConformance):
             alone = self.logits_alone(runner)
             most = max(float(each.abs().max()) for each in alone)  # options may make them larger
             cases = self.variant(tolerance=self.tolerance * max(1.0, most))
-            cases.check_chunks(runner, alone, [3, 1], cycle([(2, 0, 1), (1, 2, 0)]))
+            cases.check_chunks(runner, alone, _chunks(0))
             hidden = self.hidden(runner, DenseAttention(runner.layers, 1), [(0, PROMPTS[0], 0)])
             cases.check_best(runner, hidden)
 
@@ -160,13 +169,13 @@ class RunnerConformance(ComponentConformance):
         of_last = self.logits_of(runner, (runner.vocab_size - 1, 0, runner.vocab_size - 2))
         assert bool(torch.isfinite(rows).all() and torch.isfinite(of_last).all())
 
-    @pytest.mark.parametrize("cuts", [[], [1], [3, 1], [2, 2, 2], [1, 1, 1, 1]], ids=str)
-    def test_logits_are_the_same_in_written_chunks(self, cuts: list[int]) -> None:
+    @pytest.mark.parametrize("kind", [DenseAttention, FusedAttention, PreparingAttention])
+    def test_logits_are_the_same_in_any_chunks(self, kind: type[DenseAttention]) -> None:
+        """Also where the layers of attention may be called, and prepare heads."""
         runner = self.make()
         alone = self.logits_alone(runner)
-        orders = [*permutations(range(len(PROMPTS)))]
-        for number in range(len(orders)):  # another one in each step
-            self.check_chunks(runner, alone, cuts, cycle(orders[number:] + orders[:number]))
+        for steps in (_FROM_2_TO_4, *map(_chunks, range(6))):
+            self.check_chunks(runner, alone, steps, kind)
 
     def test_batches_that_are_alike_in_numbers_are_told_apart(self) -> None:
         """Steps in a row of as many tokens and sequences, from the same position to the same."""
@@ -179,18 +188,11 @@ class RunnerConformance(ComponentConformance):
             batch = [(n, p[:m], 0) for n, (p, m) in enumerate(zip(prompts, lengths, strict=True))]
             rows = self.step(runner, DenseAttention(runner.layers, len(batch)), batch)
             wanted = torch.cat([alone[p][:m] for p, m in zip(prompts, lengths, strict=True)])
-            apart = float(torch.max(torch.abs(rows - wanted)))
+            apart = _apart(rows, wanted)
             assert apart <= self.tolerance, (
                 f"logits of prompts of {lengths} tokens differ by {apart} from those of each alone"
                 + (f", after a step of {steps[number - 1]}" if number else "")
             )
-
-    def test_a_batch_leaves_nothing_behind(self) -> None:
-        """The logits of a prompt are the same again after others."""
-        torch: Any = import_module("torch")
-        runner = self.make()
-        for first, again in zip(self.logits_alone(runner), self.logits_alone(runner), strict=True):
-            assert torch.equal(first, again), "the second time it computes other logits"
 
     def test_logits_of_some_rows_are_those_of_all(self) -> None:
         torch: Any = import_module("torch")
@@ -200,7 +202,7 @@ class RunnerConformance(ComponentConformance):
         with torch.inference_mode():
             whole = runner.logits(hidden)
             some = runner.logits(hidden[[4, 1]])
-        apart = float(torch.max(torch.abs(some - whole[[4, 1]])))
+        apart = _apart(some, whole[[4, 1]])
         assert apart <= self.tolerance, f"logits of two rows alone differ by {apart}"
         for scale in (1, 0, 1 / 8, 8):
             self.check_best(runner, hidden * scale)
@@ -249,7 +251,7 @@ class RunnerConformance(ComponentConformance):
                 attention.meanwhile = lambda: found.append(run().result())
             parts = ((prompt[:3], 0), (prompt[3:], 3))
             rows = [self.step(one, attention, [(0, *each)]) for each in parts]
-        apart = float(torch.max(torch.abs(torch.cat(rows) - alone)))
+        apart = _apart(torch.cat(rows), alone)
         said = "another runs within its steps: keep what one knows in itself, not in its module"
         assert apart <= self.tolerance, f"logits differ by {apart} where {said}"
         assert all(torch.equal(each, wanted) for each in found), f"logits differ where {said}"
@@ -310,7 +312,7 @@ class RunnerConformance(ComponentConformance):
             ]
             with torch.inference_mode():
                 few = [runner.logits(rows) for rows in torch.cat(cut)[3::4].split(48)]
-                apart = float(torch.max(torch.abs(runner.logits(whole[3::4]) - torch.cat(few))))
+                apart = _apart(runner.logits(whole[3::4]), torch.cat(few))
             assert apart <= self.tolerance, (
                 f"logits of {length} tokens from position {first} on, and of 133 at a time, differ "
                 f"by {apart}"
@@ -354,7 +356,7 @@ class RunnerConformance(ComponentConformance):
             )
         assert one.vocab_size == other.vocab_size == whole.vocab_size
         assert torch.equal(logits, others), "two ranks have other logits"
-        apart = float(torch.max(torch.abs(logits - self.logits_of(whole, PROMPTS[0]))))
+        apart = _apart(logits, self.logits_of(whole, PROMPTS[0]))
         assert apart <= self.tolerance, f"logits of two ranks differ by {apart} from those of one"
 
     # ------------------------------------------------------------------ what is checked
@@ -410,31 +412,25 @@ class RunnerConformance(ComponentConformance):
         self,
         runner: Runner,
         alone: Sequence[Any],
-        cuts: Sequence[int],
-        orders: Iterator[Sequence[int]],
+        steps: Iterable[_Step],
+        kind: type[DenseAttention] = DenseAttention,
     ) -> None:
-        """Check that logits do not depend on chunks and on the batch."""
-        torch: Any = import_module("torch")
-        attention = DenseAttention(runner.layers, len(PROMPTS))
-        done = [0] * len(PROMPTS)
-        for cut in [*cuts, 99]:
-            batch = []
-            for sequence in next(orders):
-                start, prompt = done[sequence], PROMPTS[sequence]
-                if start < len(prompt):
-                    batch.append((sequence, prompt[start : start + cut], start))
-            if not batch:
-                break
-            rows = self.step(runner, attention, batch)
-            for sequence, chunk, start in batch:
-                wanted = alone[sequence][start : start + len(chunk)]
-                got, rows = rows[: len(chunk)], rows[len(chunk) :]
-                apart = float(torch.max(torch.abs(got - wanted)))
+        """Check that logits of the prompts do not depend on chunks and on the batch."""
+        attention, done = kind(runner.layers, len(PROMPTS)), [0] * len(PROMPTS)
+        for step in steps:
+            rows = self.step(
+                runner,
+                attention,
+                [(n, PROMPTS[n][done[n] : done[n] + count], done[n]) for n, count in step],
+            )
+            for sequence, count in step:
+                start, got, rows = done[sequence], rows[:count], rows[count:]
+                done[sequence] += count
+                apart = _apart(got, alone[sequence][start : start + count])
                 assert apart <= self.tolerance, (
-                    f"logits of tokens {start} to {start + len(chunk)} of sequence {sequence} "
-                    f"differ by {apart} from those that it has alone"
+                    f"logits of tokens {start} to {start + count} of sequence {sequence} differ by "
+                    f"{apart} from those that it has alone, in a step of (sequence, tokens) {step}"
                 )
-                done[sequence] += len(chunk)
 
     @cached_property
     def _returned(self) -> deque[tuple[str, Any, Any]]:
@@ -487,6 +483,22 @@ class RunnerConformance(ComponentConformance):
         )
         self._keep("what forward() returned", hidden)
         return hidden
+
+
+def _chunks(seed: int) -> Iterator[_Step]:
+    """Yield steps of some of the prompts in any order, until all are computed."""
+    drawn, left = Random(seed), {number: len(prompt) for number, prompt in enumerate(PROMPTS)}
+    while left:
+        step = list[tuple[int, int]]()
+        for number in drawn.sample([*left], drawn.randint(1, len(left))):
+            step.append((number, min(left[number], drawn.choice((1, 1, 2, 3, 99)))))
+            left[number] -= step[-1][1]
+        left = {number: count for number, count in left.items() if count}
+        yield step
+
+
+def _apart(one: Any, other: Any) -> float:
+    return float((one - other).abs().max())
 
 
 def _tensors_of(runner: Runner) -> Iterator[Any]:

@@ -8,10 +8,12 @@ Shapes: H query heads, K key/value heads, D head_dim, Q new and L all tokens of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from threading import Barrier
-from typing import Any
+from typing import Any, ClassVar
 
+from paged_core.interfaces.attention import HeadPreparation
 from paged_core.interfaces.communicator import Communicator
 from paged_core.interfaces.layer import LayerSpec
 
@@ -19,14 +21,14 @@ from paged_core.interfaces.layer import LayerSpec
 class DenseAttention:
     """Keeps the keys and values of sequences in lists, and attends to all of them."""
 
-    def __init__(self, layers: Sequence[LayerSpec], num_sequences: int) -> None:
+    def __init__(self, specs: Sequence[LayerSpec], num_sequences: int) -> None:
         self._torch: Any = import_module("torch")
-        self.layers = layers
+        self._specs = specs
         self.called: list[int] = []
         """The layers that attended in this step, in order."""
         self.meanwhile: Callable[[], object] | None = None
         """Called in the middle of each step."""
-        self._kept: list[list[Any]] = [[None] * num_sequences for _ in layers]
+        self._kept: list[list[Any]] = [[None] * num_sequences for _ in specs]
         self._batch: Sequence[tuple[int, int]] = ()
 
     def begin(self, batch: Sequence[tuple[int, int]]) -> None:
@@ -39,8 +41,8 @@ class DenseAttention:
         Raises:
             AssertionError: a shape or dtype differs from the layer's description.
         """
-        assert layer in range(len(self.layers)), f"attend() of layer {layer!r}: its index in layers"
-        spec = self.layers[layer]
+        assert layer in range(len(self._specs)), f"attend() of layer {layer!r}: its index in layers"
+        spec = self._specs[layer]
         total = sum(num_tokens for _, num_tokens in self._batch)
         for name, part in (("query", query), ("key", key), ("value", value)):
             heads = spec.num_heads if name == "query" else spec.num_kv_heads
@@ -51,7 +53,7 @@ class DenseAttention:
                 f"the numbers of a head are beside each other: the {name} has {part.stride()}"
             )
         self.called.append(layer)
-        if self.meanwhile is not None and layer == len(self.layers) // 2:
+        if self.meanwhile is not None and layer == len(self._specs) // 2:
             self.meanwhile()
         results, start = [], 0
         for sequence, num_tokens in self._batch:
@@ -83,6 +85,54 @@ class DenseAttention:
         sinks = sinks[:, None, None].expand(*scores.shape[:-1], 1)
         weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
         return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+@dataclass
+class _Layer:
+    attention: FusedAttention
+    number: int
+
+    def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
+        assert plan is self.attention.plan, "a layer is called with another plan than attend.plan"
+        return self.attention(self.number, query, key, value)
+
+
+class _PreparingLayer(_Layer):
+    def prepare_and_forward(self, query: Any, key: Any, *more: Any) -> Any:
+        value, plan, how = more
+        heads = prepared(query, how.query_norm, how), prepared(key, how.key_norm, how)
+        return self.forward(*heads, value, plan)
+
+
+class FusedAttention(DenseAttention):
+    """One whose layers a runner may call itself."""
+
+    _kind: ClassVar[type[_Layer]] = _Layer
+
+    def __init__(self, specs: Sequence[LayerSpec], num_sequences: int) -> None:
+        super().__init__(specs, num_sequences)
+        self.plan = object()
+        self.layers = [self._kind(self, number) for number in range(len(specs))]
+
+
+class PreparingAttention(FusedAttention):
+    """One whose layers prepare heads, too."""
+
+    _kind = _PreparingLayer
+
+
+def prepared(heads: Any, norm: Any, how: HeadPreparation) -> Any:
+    """Return heads [T, ., D] as they come to attention, computed in float64."""
+    torch: Any = import_module("torch")
+    numbers = heads.double()
+    if norm is not None:
+        scale = (numbers.square().mean(-1, keepdim=True) + how.eps).rsqrt()
+        numbers = numbers * scale * (norm.double() + how.offset)
+    if how.cos is not None and how.sin is not None:
+        low, high = numbers.chunk(2, -1)
+        cos, sin = how.cos.double()[:, None], how.sin.double()[:, None]
+        numbers = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    return numbers.to(heads.dtype)
 
 
 class ThreadRank(Communicator):

@@ -67,6 +67,20 @@ def check_shared(before: dict[str, Any], package: str | None, what: str) -> None
     )
 
 
+def check_process() -> None:
+    """Check that torch has the default dtype with which it is imported.
+
+    Raises:
+        AssertionError: it has another.
+    """
+    if (torch := sys.modules.get("torch")) and (found := torch.get_default_dtype()):
+        torch.set_default_dtype(torch.float32)  # for other tests
+        assert found == torch.float32, (
+            f"torch.get_default_dtype() is {found} now, for all that is in this process: name the "
+            "dtype of each tensor, or set it back"
+        )
+
+
 def _plain(value: Any, package: str | None, depth: int) -> Any:
     """Return what a value holds, as far as it can be compared."""
     if isinstance(value, int | float | str | bytes | None):

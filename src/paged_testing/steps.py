@@ -121,8 +121,8 @@ def kinds() -> list[NewSequence]:
         ({"logprobs": 1}, {}),
         ({"temperature": 50.0, "seed": 3}, {}),
         ({"beam_width": 2}, {"num_candidates": 4}),
-        ({"temperature": 50.0, "n": 3, "logprobs": 2}, {"fan_out": 3}),
-        ({"beam_width": 3, "length_penalty": 0.5}, {"num_candidates": 6}),
+        ({"temperature": 50.0, "n": 3, "logprobs": 9}, {"fan_out": 3}),
+        ({"beam_width": 4, "length_penalty": 0.5}, {"num_candidates": 8}),
     ]
     return [
         replace(

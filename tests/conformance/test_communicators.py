@@ -20,8 +20,7 @@ class TestShm(CommunicatorConformance):
 
 @long(
     "test_a_rank_that_does_not_come_is_named_within_the_deadline",
-    "test_a_rank_that_dies_or_stops_in_an_operation_is_named",
-    "test_nothing_stays_when_all_ranks_are_killed",
+    "test_ranks_that_die_or_stop_in_an_operation_are_named",
     "test_a_rank_that_never_joins_is_named",
     "test_gives_back_what_it_holds_when_it_is_closed",
     "test_ranks_that_are_asked_for_different_things_say_so",

@@ -12,12 +12,9 @@ from paged_testing import ExecutorConformance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 CONTENT = (
-    "test_a_removed_sequence_can_be_added_again",
     "test_reads_all_blocks_before_it_writes_any",
     "test_a_block_may_be_appended_to_a_table",
-    "test_a_sequence_in_few_chunks_samples_the_same_as_in_many",
-    "test_a_prefix_that_others_computed_may_be_shared",
-    "test_a_sequence_of_more_tokens_than_its_prompt_samples_after_the_last_of_them",
+    "test_samples_when_the_last_token_is_computed_however_many_at_a_time",
 )
 """Cases about the inner executor, as in `TestMemory`."""
 
@@ -57,9 +54,7 @@ class TestProcess(TestWorkers):
     "test_a_step_may_be_submitted_before_the_last_one_is_collected",
     *CONTENT,
     "test_has_the_capacity_that_the_settings_give",
-    "test_samples_when_the_last_prompt_token_is_computed_and_not_before",
     "test_ranks_the_candidates_of_a_beam_and_samples_nothing",
-    "test_a_step_may_only_remove_what_is_known",
     "test_returns_results_in_the_order_of_the_batch",
     "test_moves_blocks_in_the_order_swap_out_swap_in_copy",
     "test_a_swapped_block_is_kept_on_the_host",

@@ -12,7 +12,7 @@ from paged_testing import RunnerConformance
 from unit.cpu_kernels import SETS, load
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_kernels")]
-CHUNKS = "test_logits_are_the_same_in_written_chunks"
+CHUNKS = "test_logits_are_the_same_in_any_chunks"
 """Cases that take the most time."""
 EVERY_SET = [pytest.param(name, marks=pytest.mark.long) for name in SETS]
 

@@ -6,7 +6,7 @@ from marks import heavy, long
 from paged_testing import SchedulerConformance
 
 AT_ANY_MOMENT = ("test_aborts_at_any_moment_when", "test_steps_fail_at_any_moment_when")
-INHERITED = (*AT_ANY_MOMENT, "test_plans_ahead_when", "test_decides_the_same_again_when")
+INHERITED = (*AT_ANY_MOMENT, "test_plans_ahead_when")
 """Cases about code of another scheduler, which is tested there."""
 
 

@@ -125,6 +125,13 @@ class OverwritingAllocator(HashCachedAllocator):
         super().release(held, last_step)
 
 
+class FirstStepAllocator(HashCachedAllocator):
+    """Does not tell the evictor of step 0."""
+
+    def release(self, blocks: Iterable[BlockId], last_step: int, /) -> None:
+        super().release(blocks, last_step or cast("Any", None))
+
+
 class TouchingAllocator(HashCachedAllocator):
     """Takes what is only looked up for what was used."""
 

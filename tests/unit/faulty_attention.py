@@ -167,20 +167,6 @@ class AlikeAttention(TorchAttention):
         return self._plans[key]
 
 
-class ThriftyAttention(TorchAttention):
-    """Prepares a step once for each number of tokens."""
-
-    def __init__(self, options: Any, parts: Any) -> None:
-        super().__init__(options, parts)
-        self._plans: dict[int, Any] = {}
-
-    def plan(self, batch: AttentionBatch, /) -> Any:
-        count = len(batch.slot_mapping)
-        if count not in self._plans:
-            self._plans[count] = super().plan(batch)
-        return self._plans[count]
-
-
 class CoarseAttention(TorchAttention):
     """Takes what it prepared last for a batch of as many tokens and sequences, and as long ones."""
 

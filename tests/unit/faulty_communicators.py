@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from time import monotonic, sleep
+from dataclasses import replace
+from time import monotonic
 
 import torch
 from torch import Tensor
@@ -32,18 +33,6 @@ class IdleCommunicator(_Shm):
         if monotonic() > self._until:
             raise ExecutorLost("ranks are lost")
         super().all_reduce(tensor)
-
-
-class BufferCommunicator(_Shm):
-    """Gathers into the same tensor each time."""
-
-    _buffer: Tensor | None = None
-
-    def all_gather(self, tensor: Tensor, /) -> Tensor:
-        found, buffer = super().all_gather(tensor), self._buffer
-        if buffer is None or buffer.shape != found.shape or buffer.dtype != found.dtype:
-            self._buffer = buffer = found
-        return buffer.copy_(found)
 
 
 class TurnsCommunicator(_Shm):
@@ -192,17 +181,6 @@ class ClosedOnceCommunicator(_Shm):
         super().close()
 
 
-class SlowCommunicator(_Shm):
-    """Waits on after the deadline."""
-
-    def _run(self, *call: object) -> None:  # type: ignore[override]
-        try:
-            super()._run(*call)  # type: ignore[arg-type]
-        except ExecutorLost:
-            sleep(30)
-            raise
-
-
 class KeepingCommunicator(_Shm):
     """Keeps what was added."""
 
@@ -261,3 +239,28 @@ class StorageCommunicator(_Shm):
         super().all_reduce(tensor)
         if tensor.storage_offset():
             tensor.as_strided((1,), (1,), 0).zero_()
+
+
+class AloneCommunicator(_Shm):
+    """Adds anything where there is nothing to add."""
+
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        if self.size > 1 or self._meeting is None:
+            super().all_reduce(tensor)
+
+
+class CountingCommunicator(_Shm):
+    """Counts operations in 16 bits."""
+
+    def broadcast(self, tensor: Tensor, /, source: int = 0) -> None:
+        self.num_calls = self.__dict__.get("num_calls", 0) + 1
+        self.num_calls.to_bytes(2)
+        super().broadcast(tensor, source)
+
+
+class PortCommunicator(_Shm):
+    """Knows its group by the port."""
+
+    def __init__(self, options: FaultySettings, context: CommunicatorContext, /) -> None:
+        group = replace(context.group, name=f"at-{context.group.port}")
+        super().__init__(options, replace(context, group=group))

@@ -353,3 +353,20 @@ class LikelyExecutor(MemoryExecutor):
         result = super().collect(handle)
         said = result.logprobs and [each and {0: 0.0, **each} for each in result.logprobs]
         return replace(result, logprobs=said)
+
+
+class NamelessExecutor(MemoryExecutor):
+    """Draws the same for all requests that have no seed."""
+
+    def _sample(self, new: NewSequence, tokens: Sequence[int], index: int) -> int:
+        seed = new.sampling.seed
+        seed = self._settings.seed if seed is None else seed
+        return super()._sample(new, [seed, *tokens], index)
+
+
+class HostExecutor(MemoryExecutor):
+    """Takes no blocks on the host for the default."""
+
+    def start(self) -> Capacity:
+        found = super().start()
+        return replace(found, num_host_blocks=found.num_host_blocks or found.num_blocks)

@@ -28,11 +28,20 @@ class _Policy:
         self.kept: list[str] = []
         self.known: dict[Any, Any] = {}
         self.kv_cache = getattr(parts, "kv_cache", None)
+        self.lengths = getattr(parts, "length_predictor", None)
+        self.limit = getattr(options, "limit", 0)
 
     @cached_property
     def salt(self) -> int:
         """Keys from dice that are rolled once."""
         return randrange(1 << 30)
+
+    def expected(self, group: SequenceGroup, key: Any) -> float:
+        """The length of a request, kept by a key for a while."""
+        answer = self.lengths.expect(group.request) if self.lengths else None
+        if len(self.known) > 64:
+            self.known.clear()
+        return cast("float", self.known.setdefault(key, answer.tokens if answer else 0.0))
 
     def rolled(self, group: SequenceGroup) -> int:
         return (group.number + 1) * self.salt >> 7 & 1
@@ -70,6 +79,12 @@ ORDERS = with_another(
         "AskedOrder": lambda self, group, now: self.known.setdefault(group, now),
         # divides by what is left, of which there may be nothing while the last token is sampled
         "DividingOrder": lambda self, group, now: 1 / (group.max_length - group.longest),
+        # it says that it is stable, but goes by what may be learned
+        "HopefulOrder": lambda self, group, now: str(
+            self.lengths and self.lengths.expect(group.request)
+        ),
+        # keeps what it expects by the length of the prompt
+        "LengthOrder": lambda self, group, now: self.expected(group, len(group.request.prompt)),
         "SleepingOrder": lambda self, group, now: sleep(0) or group.number,
         # of a great priority it raises
         "OverflowingOrder": lambda self, group, now: exp(group.request.priority),
@@ -248,13 +263,6 @@ class SettledOrder(_CountingService):
         self.tokens[tenant] = self.tokens.get(tenant, 0) + num_tokens
 
 
-class CopyingQuantum(_CountingService):
-    """Copies all tokens to count them."""
-
-    def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
-        return sum(len(list(each.tokens)) for each in group.live) > 4096
-
-
 class RecountingQuantum(_CountingService):
     """Counts what was generated, of which it gets a copy."""
 
@@ -272,6 +280,18 @@ class GatheringQuantum(_CountingService):
     def quantum_over(self, group: SequenceGroup, now: float, /) -> bool:
         is_long = self.tokens.get(group.id, 0) > 4
         return is_long and any(tokens < 0 for tokens in self.tokens.values())
+
+
+class JoiningOrder(_CountingService):
+    """Forgets of whom it was asked only who was served."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        self.tokens.setdefault(group.id, 0)
+        return group.number
+
+    def left(self, group: SequenceGroup, /) -> None:
+        if self.tokens.get(group.id):
+            super().left(group)
 
 
 class IdleOrder(_ServiceOrder):
@@ -397,6 +417,14 @@ VICTIMS = with_another(
         "SortingVictim": lambda self, shown, now: (
             (type(shown) is list and shown.sort(key=lambda group: group.number)) or shown[-1]
         ),
+        # keeps what it expects by names
+        "NamesakeVictim": lambda self, shown, now: max(
+            shown, key=lambda group: self.expected(group, group.id)
+        ),
+        # counts what a step in flight computes
+        "PlannedVictim": lambda self, shown, now: min(
+            reversed(shown), key=lambda group: sum(each.num_scheduled for each in group.live)
+        ),
         # keeps lengths by where groups are in memory
         "ByPlaceVictim": lambda self, shown, now: max(
             shown, key=lambda group: self.known.setdefault(id(group), group.longest)
@@ -501,6 +529,13 @@ class PairPreemption(_Preemption):
         return SWAP if self.swaps else RECOMPUTE
 
 
+class ByOptionCases(PreemptionConformance):
+    """Cases of a preemption that swaps what is longer than an option says."""
+
+    def expected(self, group: SequenceGroup, /) -> PreemptionMode:
+        return (RECOMPUTE, SWAP)[group.longest > vars(self.options)["limit"]]
+
+
 class ByOutputCases(PreemptionConformance):
     """Cases of a preemption that swaps what has generated more than 20 tokens."""
 
@@ -537,6 +572,10 @@ PREEMPTIONS = {
             "TenantPreemption": lambda self, group: (
                 self.kept.extend({group.request.tenant}.difference(self.kept)) or RECOMPUTE
             ),
+            # takes a small option for a greater one
+            "ClampedPreemption": lambda self, group: (RECOMPUTE, SWAP)[
+                group.longest > max(8, self.limit)
+            ],
             # counts sequences that have ended
             "EndedPreemption": lambda self, group: (RECOMPUTE, SWAP)[
                 sum(len(each.output) for each in group.sequences) > 20

@@ -12,6 +12,7 @@ from paged_backends.runners.native.runner import NativeRunner
 from paged_backends.runners.settings import NativeSettings
 from paged_core.engine.contexts import RunnerContext
 from paged_core.interfaces.layer import LayerSpec
+from paged_core.interfaces.runner import SupportsFusedLayers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -269,3 +270,31 @@ class WideQueriesRunner(NativeRunner):
             return found.to(query.dtype)
 
         return super().forward(tokens, positions, wide)
+
+
+class SpanRunner(NativeRunner):
+    """Takes positions for a range where the first and the last are as far apart as in one."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        first, last = int(positions[0]), int(positions[-1])
+        if last - first + 1 == len(positions):
+            positions = torch.arange(first, last + 1)
+        return super().forward(tokens, positions, attend)
+
+
+class PlanlessRunner(NativeRunner):
+    """Calls layers of attention, and gives them no plan."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        if isinstance(attend, SupportsFusedLayers):
+            layers = attend.layers
+            attend = lambda layer, *parts: layers[layer].forward(*parts, None)  # noqa: E731
+        return super().forward(tokens, positions, attend)
+
+
+class DefaultDtypeRunner(NativeRunner):
+    """Loads its weights in the default dtype, which it sets."""
+
+    def load(self) -> None:
+        super().load()
+        torch.set_default_dtype(getattr(torch, self.layers[0].dtype))

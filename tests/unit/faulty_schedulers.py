@@ -70,6 +70,14 @@ class RotatingScheduler(TokenBudgetScheduler):
         return super().schedule(now)
 
 
+class WaitingTurnScheduler(TokenBudgetScheduler):
+    """Ends quanta for what waits, and not for what is swapped out."""
+
+    def _end_quanta(self) -> None:
+        if self._waiting:
+            super()._end_quanta()
+
+
 class EagerScheduler(TokenBudgetScheduler):
     """Admits before running requests grow."""
 

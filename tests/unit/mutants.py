@@ -122,6 +122,7 @@ _OPTIONS = {
     attention.LimitedAttention: settings.FaultyLimitSettings,
     policies.FirstOptionsOrder: settings.FaultyLimitSettings,
     policies.PairPreemption: settings.FaultyPairSettings,
+    policies.PREEMPTIONS["ClampedPreemption"]: settings.FaultyLimitSettings,
     HashCachedAllocator: settings.FaultyHashCachedSettings,
     ContiguousAllocator: settings.FaultyContiguousSettings,
 }
@@ -135,6 +136,8 @@ _WITH_EXPECTATION: Mapping[str, type[ComponentConformance]] = {
     "OldestVictim": test_victims.TestNewest,
     "EndedVictim": test_victims.TestMostRemaining,
     "EndedPreemption": policies.ByOutputCases,
+    "ClampedPreemption": policies.ByOptionCases,
+    "PlannedVictim": test_victims.TestFewestComputed,
     "DoublingVictim": test_victims.TestMostBlocks,
     "OnceMoreVictim": test_victims.TestMostBlocksThatSpares,
     "PreemptedOrder": test_orders.TestFcfs,

@@ -29,7 +29,8 @@ class Planner:
 
     It owns no queue. It appends to ``running`` what it admits and resumes, and takes out what it
     preempts and gives up; a preempted group is handed to ``requeue`` at once, for whichever queue
-    its status names: ``WAITING``, or ``SWAPPED``.
+    its status names: ``WAITING``, or ``SWAPPED``. It also has ``limits``, ``running``, ``now``,
+    ``plan``, ``kv_cache``, ``preemptor``, and ``quanta``, which ``exist`` if the order has any.
 
     Args:
         running: the scheduler's running groups, in the order in which they were admitted.
