@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count, islice, product
 from typing import Any, ClassVar, Self, cast
 from unittest.mock import patch
 
@@ -15,9 +15,15 @@ from paged_core.engine.contexts import AdmissionContext
 from paged_core.engine.engine import Engine
 from paged_core.errors import AdmissionRefused, PluginError, SettingsError
 from paged_core.interfaces.admission import Admission, Decision, Held, Load
+from paged_core.interfaces.observer import Observer
 from paged_core.request import Request
 from paged_testing.engines import StepClock, build_memory_engine, go_on, memory_settings, serve
-from paged_testing.policy_subjects import extreme_requests, requests_of_tenants, written_requests
+from paged_testing.policy_subjects import (
+    extreme_requests,
+    requests_of_tenants,
+    waiting_groups,
+    written_requests,
+)
 from paged_testing.repeats import Repeats
 from paged_testing.served import check_not_cut_short, check_nothing_leaked, check_served
 from paged_testing.use import bytes_left
@@ -74,7 +80,8 @@ class AdmissionConformance(Repeats):
 
     def asked(self, begins: float = 0.0) -> list[Decision]:
         """Return what is decided over written requests under each load, some of which are aborted;
-        and then over those that are too long for the engine.
+        over those that are too long for the engine; over many at once, while a step takes long; and
+        then over those of many tenants, who ask for much at once, the first of them last.
 
         Args:
             begins: seconds on the clock when the first ones arrive.
@@ -95,17 +102,21 @@ class AdmissionConformance(Repeats):
             for _, asked in arrivals:
                 if len(asked.prompt) > 64:
                     watched.decide(asked, watched.load, clock())
+        usual = written_requests()[0]
+        for number in range(20):
+            _may_add(engine, replace(usual, id=f"many {number}", arrival=clock()))
+            clock.skipped += 100 * (number == 15)
+        serve(engine, Workload(()))
+        check_nothing_leaked(engine)
+        watched.inner = self.make()
+        tenants = enumerate(requests_of_tenants(usual))
+        many = [replace(each, prompt=(number,) * 2000) for number, each in tenants]
+        for asked in (*many, *reversed(many)):
+            watched.decide(asked, LOADS[0], clock())
         return watched.decisions
 
     def answers(self, beside: Mapping[str, Any] | None = None) -> dict[str, list[Any]]:
-        """Also over written requests, and of many tenants, who ask for much at once, the first of
-        them last."""
-        found, admission = super().answers(beside), self.make()
-        tenants = enumerate(requests_of_tenants(written_requests()[2]))
-        asked = [replace(each, prompt=(number,) * 2000) for number, each in tenants]
-        asked += reversed(asked)
-        found["written requests"] = self.asked()
-        return found | {"many tenants": [admission.decide(each, LOADS[0], 0.0) for each in asked]}
+        return super().answers(beside) | {"written requests": self.asked()}
 
     def test_takes_as_many_requests_after_others_were_refused(self) -> None:
         """Bursts of a tenant in an engine that has nothing to do, with years between them, and
@@ -138,7 +149,7 @@ class AdmissionConformance(Repeats):
                         engine.add(simple_request(f"f{number}.{place}", 3, 2))
             for place in range(8):
                 with suppress(AdmissionRefused):
-                    asked = simple_request(f"a{number}.{place}", 3, 9)
+                    asked = simple_request(f"a{number}.{place}", 3, 9, n=1 + place // 3)
                     engine.add(replace(asked, tenant=whose))
                     for _ in range(place % 3):
                         engine.step()
@@ -148,18 +159,26 @@ class AdmissionConformance(Repeats):
         return taken
 
     def test_keeps_no_more_of_a_tenant_who_goes_on_asking(self) -> None:
-        """Each second, for two hours, so that windows of time come to their end."""
+        """Each second, for two hours, so that windows of time come to their end, beside others."""
         admission, numbers = self.make(), count()
-        usual = replace(written_requests()[0], tenant="regular")
+        usual = written_requests()[0]
 
         def an_hour() -> None:
-            for number in islice(numbers, 3600):
-                admission.decide(replace(usual, id=f"r{number}"), LOADS[0], float(number))
+            for number, tenant in product(islice(numbers, 3600), ("regular", "")):
+                request = replace(usual, id=f"{tenant}{number}", tenant=tenant or f"t{number}")
+                request = replace(request, arrival=float(number))
+                admission.decide(request, LOADS[0], float(number))
+                if isinstance(admission, Observer):
+                    (group,) = waiting_groups([request])
+                    admission.on_request(group, "added")
+                    group.finished_at = float(number)
+                    group.live.clear()
+                    admission.on_request(group, "finished")
 
         grown = bytes_left(an_hour, an_hour)
         assert grown < self.bytes_free, (
-            f"3600 requests of a tenant in an hour leave {grown} bytes, beside those of the hour "
-            "before: what is over is to be dropped while the tenant goes on, too"
+            f"3600 requests of a tenant in an hour, and others, leave {grown} bytes, beside those "
+            "of the hour before: what is over is to be dropped while the tenant goes on, too"
         )
 
     @pytest.mark.parametrize("situation", FOR_EVERY_POLICY.values(), ids=FOR_EVERY_POLICY)
@@ -173,16 +192,6 @@ class AdmissionConformance(Repeats):
         check_served(engine, situation.workload, groups)
         if not situation.outgrown:
             check_not_cut_short(groups.values())
-
-    def test_a_request_that_was_accepted_can_be_aborted_at_once(self) -> None:
-        engine = self.engine(num_blocks=64)
-        for request in written_requests():
-            _may_add(engine, request)
-        for group in list(engine.groups):
-            engine.abort(group.id)
-        engine.step()
-        assert not engine.has_unfinished
-        check_nothing_leaked(engine)
 
     def check_written(self) -> None:
         self.asked()

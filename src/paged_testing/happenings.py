@@ -56,6 +56,11 @@ def _executor_lost(engine: Engine) -> None:
         engine.step()
 
 
+def _policies_made_anew(engine: Engine) -> None:
+    with patch.object(type(engine.scheduler), "schedule", side_effect=KeyError("planned")):
+        engine.step()
+
+
 def _pinned(engine: Engine) -> None:
     pin = engine.pin(tuple(range(16)))
     serve(engine, Workload(()))
@@ -74,6 +79,7 @@ HAPPENINGS: Mapping[str, Callable[[Engine], None]] = {
     "a request cannot be added": _not_added,
     "a request can never run": _can_never_run,
     "the executor is lost": _executor_lost,
+    "a policy raises, and the cache is cleared": _policies_made_anew,
     "a prefix is pinned": _pinned,
     "code of a request raises": _stop_check_raises,
 }

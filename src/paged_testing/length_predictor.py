@@ -92,7 +92,7 @@ class LengthPredictorConformance(ServesEveryWorkload):
         digits, as those of means do that are no whole numbers."""
         firsts = (0, 1, 5, 3_000, 100_000_000)
         ended = [_lasting([*repeat(each, 7), each + 1, *repeat(each, 240)]) for each in firsts]
-        ended += [_lasting([n] * 16, 5, longer=more) for n, more in product((5, 40), range(1, 5))]
+        ended += [_lasting([n] * 16, 5, more=[1] * k) for n, k in product((5, 40), range(1, 5))]
         for groups in ended:
             predictor = self.make()
             for group in groups:
@@ -100,16 +100,18 @@ class LengthPredictorConformance(ServesEveryWorkload):
                 _ask(predictor, [group.request])
 
     def test_expects_the_length_of_a_sequence_however_many_a_request_has(self) -> None:
-        """Twins, told of requests of one sequence and of four, are alike if each is as long."""
+        """Twins, told of requests of one sequence and of four, are alike if their mean is as
+        long."""
         found = []
-        for num in (1, 4):
+        for more in ((0,), (-20, 0, -1, 21)):
             predictor = self.make()
-            _tell(predictor, list(_lasting([40] * 30, num)))
+            _tell(predictor, list(_lasting([40] * 30, len(more), more=more)))
             found.append([each.tokens for each in _ask(predictor, _requests()) if each])
         for request, one, four in zip(_requests(), *found, strict=False):
             assert one / 1.5 <= four <= one * 1.5, (
                 f"of {request} it expects {one:g} tokens where requests of a sequence of 40 have "
-                f"ended, {four:g} where they had four: tokens are those of each sequence"
+                f"ended, {four:g} where they had four, of 20, 40, 39 and 61: tokens are the mean "
+                "that each sequence has"
             )
 
     def check_answers(self, ended: Sequence[SequenceGroup]) -> None:
@@ -126,6 +128,10 @@ class LengthPredictorConformance(ServesEveryWorkload):
         assert fresh == before, (
             f"another, of an engine where nothing has ended, expects {fresh}, before {before}: "
             "they share state"
+        )
+        assert predictor.learns == self.make().learns, (
+            f"learns is {predictor.learns} after other requests have ended, and was not before: a "
+            "queue looks at it when it is made"
         )
         answers = _ask(predictor, requests[::-1])[::-1]  # first about those it was asked last
         assert predictor.learns or answers == before, (
@@ -172,12 +178,14 @@ class LengthPredictorConformance(ServesEveryWorkload):
         return {**super().answers(beside), "many tenants": crowded}
 
     def uses(self) -> Callable[[int], object]:
-        """Requests that compete, and questions about some that never arrive."""
+        """Requests that compete, questions about others, and answers to ever longer prompts."""
         asked, serves = self.make(), super().uses()
 
         def use(number: int) -> None:
             serves(number)
             _ask(asked, unlike(written_requests()[:2], number))
+            usual = replace(written_requests()[0], prompt=(1,) * (number + 1))
+            _tell(asked, list(_lasting([9], usual=usual)))
 
         return use
 
@@ -214,18 +222,22 @@ def _ended(count: int) -> list[SequenceGroup]:
 
 
 def _lasting(
-    lengths: Sequence[int], num: int = 1, tenants: str = "", longer: int = 0
+    lengths: Sequence[int],
+    num: int = 1,
+    tenants: str = "",
+    more: Sequence[int] = (),
+    usual: Request | None = None,
 ) -> Iterator[SequenceGroup]:
     """Yield requests of so many sequences that have ended after so many tokens each, which take no
-    memory; of a tenant, or of one each that is named so. Some sequences are a token longer."""
-    usual = replace(written_requests()[0], sampling=SamplingParams(n=num))
+    memory; of a tenant, or of one each that is named so. The first sequences have some more."""
+    usual = replace(usual or written_requests()[0], sampling=SamplingParams(n=num))
     for number, length in enumerate(lengths):
         tenant = f"{tenants}{number}" if tenants else "a"
         request = replace(usual, id=f"e{number}", tenant=tenant)
         (group,) = waiting_groups([request])
         group.sequences += [SequenceState(SeqId(at), group, at, []) for at in range(1, num)]
-        for at, sequence in enumerate(group.sequences):
-            tokens = range(len(request.prompt) + length + (at < longer))
+        for sequence, extra in zip(group.sequences, chain(more, repeat(0)), strict=False):
+            tokens = range(len(request.prompt) + length + extra)
             sequence.tokens = cast("list[int]", tokens)
             sequence.finish_reason = FinishReason.LENGTH
         group.live.clear()

@@ -31,12 +31,6 @@ def _count(own: _Right, request: Request, load: Load, now: float, /) -> Decision
     return Held(now + 1) if next(_ASKED) % 3 else None
 
 
-def _refuse_many(own: _Right, request: Request, load: Load, now: float, /) -> Decision:
-    own.known.append(request.id)  # also what it refuses
-    own.known = own.known[-100:]
-    return Refused("too many") if len(own.known) > 50 else None
-
-
 class _OfTenants(_Right, Observer):
     """Counts the requests of each tenant, and refuses what is too much."""
 
@@ -102,6 +96,33 @@ OVER = {
 globals().update(with_another(__name__, _OfTenants, "over", OVER))
 
 
+class WindowAdmission(_Right):
+    """Holds back what is too much for ten seconds of the clock."""
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        if self.known[:1] != [str(now // 10)]:
+            self.known.clear()
+        self.known.append(str(now // 10))
+        return Held((now // 10 + 1) * 10) if len(self.known) > 99 else None
+
+
+class ForksAdmission(_OfTenants):
+    """Takes back the sequences that there are, of a request that counts for those it asks for."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        number = group.request.sampling.n if event == "added" else -len(group.sequences)
+        self.open[group.request.tenant] += number * (event in ("added", "finished"))
+
+
+class FrontAdmission(_Right, Observer):
+    """Forgets tenants from the first on, where one who goes on asking stays."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.known += {group.request.tenant} - {*self.known}
+        while self.known[:1] not in ([], ["regular"]):
+            del self.known[0]
+
+
 class StrayAdmission(_OfTenants):
     """Raises when a request ends."""
 
@@ -165,9 +186,6 @@ WRONG_DECISIONS = {
     "LoadedAdmission": lambda own, request, load, now: Held("5") if load.num_waiting else None,
     "ClockAdmission": lambda own, request, load, now: Held(now + monotonic() % 1e-3),
     "HashAdmission": lambda own, request, load, now: Held(now + hash(request.id) % 9),
-    "CrowdedHashAdmission": lambda own, request, load, now: (
-        Held(now + hash(request.id) % 9) if load.num_waiting > 9 else None
-    ),
     "KeepingAdmission": _keep,
     "HurriedAdmission": lambda own, request, load, now: Refused("full", -1.0),
     "CommonAdmission": _count,
@@ -178,6 +196,5 @@ WRONG_DECISIONS = {
     ),
     # until the next slot of time
     "SlottedAdmission": lambda own, request, load, now: Held(now // 2 * 2 + 3),
-    "CountingAdmission": _refuse_many,
 }
 globals().update(with_another(__name__, _Right, "decide", WRONG_DECISIONS))

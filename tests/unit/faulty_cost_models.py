@@ -31,6 +31,13 @@ class TightCostModel(_Right):
         return 1000 * (self._memory - 50) // block_size
 
 
+class EndlessCostModel(TightCostModel):
+    """Serves sequences of no token where there is no limit."""
+
+    num_blocks = _Right.num_blocks
+    max_model_len = property(lambda own: own._memory - 1)  # type: ignore[assignment]
+
+
 class KeyCostModel(_Right):
     """Keeps times by some parts of the work."""
 

@@ -178,13 +178,6 @@ class AllButAddedObserver(_Observer):
             self.seen.add(group.id)
 
 
-class KeepingObserver(_Observer):
-    """Keeps the ids of all requests."""
-
-    def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        self.seen.add(group.id)
-
-
 class EndedObserver(_Observer):
     """Keeps what was aborted while it ran."""
 
@@ -277,6 +270,14 @@ class RingObserver(_Reporting):
     def report(self, since: int, /) -> Any:
         begin = since if since <= self.steps else 0
         return {"cursor": self.steps, "steps": self.last[begin:]}
+
+
+class PagedObserver(RingObserver):
+    """Reports the first of the steps that came, and the number of the last."""
+
+    def report(self, since: int, /) -> Any:
+        more = self.steps - since if 0 < since <= self.steps else len(self.last)
+        return {"cursor": self.steps, "steps": self.last[len(self.last) - more :][:4]}
 
 
 class PairingObserver(_Observer):

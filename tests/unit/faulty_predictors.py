@@ -25,6 +25,10 @@ class _Right(LengthPredictor):
         return ExpectedLength(len(request.prompt))
 
 
+def _mean(group: SequenceGroup) -> int:
+    return sum(len(each.output) for each in group.sequences) // len(group.sequences)
+
+
 class _Learning(_Right, Observer):
     learns = True
 
@@ -38,7 +42,7 @@ class _Learning(_Right, Observer):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "finished":
-            self.last = 1 + len(group.sequences[0].output)
+            self.last = 1 + _mean(group)
 
 
 def _keep(own: _Learning, group: SequenceGroup, event: str, /) -> None:
@@ -56,6 +60,14 @@ def _touch(own: _Learning, group: SequenceGroup, event: str, /) -> None:
     group.num_preemptions += 1
 
 
+def _size(own: _Learning, group: SequenceGroup, event: str, /) -> None:
+    own.known[str(len(group.request.prompt))] = ExpectedLength(1)
+
+
+def _first(own: _Learning, group: SequenceGroup, event: str, /) -> None:
+    own.last = 1 + len(group.sequences[0].output)
+
+
 WRONG_ANSWERS = {
     "NumberPredictor": lambda own, request: 7,
     "ByNamePredictor": lambda own, request: own.known.setdefault(
@@ -71,9 +83,11 @@ WRONG_ANSWERS = {
     "EndlessPredictor": lambda own, request: ExpectedLength(request.sampling.max_tokens),
 }
 globals().update(with_another(__name__, _Right, "expect", WRONG_ANSWERS))
-globals().update(with_another(__name__, _Learning, "learns", {"QuietPredictor": False}))
+LEARNS = {"QuietPredictor": False, "LatePredictor": property(lambda own: own.last > 1)}
+globals().update(with_another(__name__, _Learning, "learns", LEARNS))
 globals().update(with_another(__name__, _Right, "learns", {"DeafPredictor": True}))
-globals().update(with_another(__name__, _Learning, "on_request", {"TouchingPredictor": _touch}))
+TELLS = {"TouchingPredictor": _touch, "SizesPredictor": _size, "FirstPredictor": _first}
+globals().update(with_another(__name__, _Learning, "on_request", TELLS))
 
 
 class KeepingPredictor(_Learning):
@@ -93,22 +107,6 @@ class MemoPredictor(_Learning):
         if len(self.known) > 8:
             del self.known[next(iter(self.known))]
         return found
-
-
-class SquaringPredictor(_Learning):
-    """Takes a variance as the difference of two large numbers, which may be negative."""
-
-    count, mean, squares = 0, 0.0, 0.0
-
-    def expect(self, request: Request, /) -> ExpectedLength | None:
-        return ExpectedLength(max(self.mean, 1), sqrt(self.squares - self.mean**2))
-
-    def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        if event == "finished":
-            self.count += 1
-            length = len(group.sequences[0].output)
-            self.mean += (length - self.mean) / self.count
-            self.squares += (length**2 - self.squares) / self.count
 
 
 class FractionPredictor(_Learning):
@@ -152,7 +150,7 @@ class TenantPredictor(_Learning):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "finished":
-            self.of[group.request.tenant] = 1 + len(group.sequences[0].output)
+            self.of[group.request.tenant] = 1 + _mean(group)
 
 
 class CommonPredictor(_Learning):
@@ -165,7 +163,7 @@ class CommonPredictor(_Learning):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "finished":
-            self.known_to_all[0] = 1 + len(group.sequences[0].output)
+            self.known_to_all[0] = 1 + _mean(group)
 
 
 class CuriousPredictor(TenantPredictor):
@@ -183,7 +181,7 @@ class BarePredictor(_Learning):
 
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "finished":
-            self.last = len(group.sequences[0].output)
+            self.last = _mean(group)
 
 
 class _Lately(_Learning):
@@ -203,7 +201,7 @@ class _Lately(_Learning):
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "finished":
             self.of.pop(group.request.tenant, None)
-            self.of[group.request.tenant] = 1 + len(group.sequences[0].output)
+            self.of[group.request.tenant] = 1 + _mean(group)
             while len(self.of) > 8:
                 del self.of[self.first()]
 

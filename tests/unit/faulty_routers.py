@@ -80,7 +80,8 @@ class CountingRouter(JoinedRouter):
         del self.kept[replica]
 
     def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
-        chosen = min(replicas, key=lambda number: (self.kept[number], number))
+        routed = {number: load.num_routed for number, load in replicas.items()}
+        chosen = min(replicas, key=lambda number: (self.kept[number], routed[number]))
         self.kept[chosen] += 1
         return chosen
 
@@ -95,6 +96,14 @@ class GrievingRouter(CountingRouter):
 
     def finished(self, request: Request, replica: int, /) -> None:
         self.kept[replica] -= 1
+
+
+class ReturningRouter(CountingRouter):
+    """Takes what a replica had before it left for what it has since it is back."""
+
+    def finished(self, request: Request, replica: int, /) -> None:
+        if replica in self.kept:
+            self.kept[replica] -= 1
 
 
 class RemindedRouter(FaultyRouter):
@@ -168,6 +177,13 @@ class UnsaltedRouter(FollowingRouter):
 
     def keys(self, request: Request) -> list[int]:
         return content_digests(request.prompt, 4)
+
+
+class PromptRouter(FollowingRouter):
+    """Keeps the keys of prompts, whatever their salts."""
+
+    def keys(self, request: Request) -> list[int]:
+        return self.kept.setdefault(request.prompt, super().keys(request))
 
 
 class DeafRouter(FollowingRouter):
@@ -299,14 +315,6 @@ _WRONG: dict[str, Callable[[FaultyRouter, Request, str, Mapping[int, Any]], Any]
         if own.kept.get(session) in {None, *replicas}
         else own.turns(replicas)
     ),
-    # remembers requests, and does not hear that they have ended
-    "KeepingRouter": lambda own, request, session, replicas: (
-        own.kept.update({request.id: request}) or own.turns(replicas)
-    ),
-    # remembers who asked
-    "TenantRouter": lambda own, request, session, replicas: (
-        own.kept.update({request.tenant: None}) or own.turns(replicas)
-    ),
     # takes its choice out of the replicas
     "TakingRouter": lambda own, request, session, replicas: (
         cast("dict[int, ReplicaLoad]", replicas).pop(own.turns(replicas)).number
@@ -343,6 +351,8 @@ _CLASSES = (
     LoyalRouter,
     CountingRouter,
     GrievingRouter,
+    ReturningRouter,
+    PromptRouter,
     RemindedRouter,
     LastingRouter,
     RereadingRouter,

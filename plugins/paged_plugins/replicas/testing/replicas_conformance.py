@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -42,7 +43,10 @@ class ReplicasConformance(ComponentConformance):
 
         async def main() -> None:
             settings = settings_class(self.registry)(
-                executor="memory", num_blocks=_BLOCKS, max_model_len=1024
+                executor="memory",
+                num_blocks=_BLOCKS,
+                max_model_len=1024,
+                observers=["block_events"],
             )
             context = ClientContext(
                 settings=settings, registry=self.registry, single=self._no_single
@@ -60,6 +64,8 @@ class ReplicasConformance(ComponentConformance):
                 assert last.has_ended, "drain() returns while a request is unfinished"
                 with pytest.raises(EngineError):
                     ask(client, 100)
+            left = [each for each in Process().children() if each in self._engines]
+            assert not left, f"close() returns, and engines go on: {left}"
             await client.close()
             assert client.health().state is ClientState.FAILED
             with pytest.raises(EngineError):
@@ -77,11 +83,14 @@ class ReplicasConformance(ComponentConformance):
 
         async def test(client: Replicas) -> None:
             streams = [ask(client, number) for number in range(8)]
-            assert client.health().num_unfinished == 8
+            health = client.health()
+            assert health.num_unfinished == health.num_waiting == 8
+            assert health.num_waiting_tokens == sum(len(each.request.prompt) for each in streams)
             assert sum(each.num_unfinished for each in client.replicas()) == 8
             for stream in streams:
-                (output,) = (await stream.wait()).outputs
-                assert len(output.token_ids) == _ANSWER
+                whole = await stream.wait()
+                assert whole.prompt == f"text of {stream.request.id}"
+                assert len(whole.outputs[0].token_ids) == _ANSWER
             assert client.health().num_unfinished == 0
             assert sum(each.num_routed for each in client.replicas()) == 8
             found = await client.metrics()
@@ -117,34 +126,52 @@ class ReplicasConformance(ComponentConformance):
             assert client.health().num_engines == len(found)
             assert client.health().state is ClientState.READY
             assert client.health().reason is None
-            number = len(client.replicas())
-            for call in (client.drain_replica, client.start_replica):
+            assert (await ask(client, 0).wait()).finished
+            reports = [await client.report(f"block_events@{each.number}") for each in found]
+            caching = [any(keys for _, keys in each["events"]) for each in reports]
+            routed = [bool(each.num_routed) for each in client.replicas()]
+            assert caching == routed, "a report of one replica is that of another"
+            calls = (client.drain_replica, client.start_replica)
+            for call, number in product(calls, (-1, len(found))):
                 with pytest.raises(RequestError, match=str(number)):
                     await call(number)
+            with pytest.raises(RequestError):
+                await client.report("an observer that is not there")
             with pytest.raises(RequestError):  # it was not drained
                 await client.start_replica(0)
 
         self.run(test)
 
     def test_drains_one_and_starts_it_again(self) -> None:
-        """A prefix that is pinned is kept by one that is started again, too."""
+        """A prefix that is pinned is kept by one that is started again, too. What drains, and is
+        told to go on, gets requests again."""
 
         async def test(client: Replicas) -> None:
             prompt = tuple(range(40, 0, -1))
-            pin = await client.pin(prompt)
+            pin = await client.pin(prompt, cache_salt="salt")
             assert not await client.reset_prefix_cache(), "it was forgotten, and is pinned"
             streams = [ask(client, number, tokens=_LONG) for number in range(6)]
-            for stream in streams:
-                await anext(stream)  # what is read cannot be served again
-            draining = asyncio.create_task(client.drain_replica(0))
-            await asyncio.sleep(0)
-            routed = client.replicas()[0].num_routed
-            streams += [ask(client, number) for number in range(6, 10)]
+            for goes_on in (True, False):
+                for stream in streams:
+                    await anext(stream)
+                draining = asyncio.create_task(client.drain_replica(0))
+                await asyncio.sleep(0)
+                routed = client.replicas()[0].num_routed
+                if goes_on:
+                    draining.cancel()
+                    await asyncio.wait([draining])
+                streams += [ask(client, len(streams) + number) for number in range(6)]
+                drained = client.replicas()[0]
+                assert (drained.num_routed > routed) == goes_on, (
+                    f"a replica that drains{', and is told to go on,' * goes_on} had {routed} "
+                    f"requests, and has {drained.num_routed} when six more have come"
+                )
             for stream in streams:
                 assert (await stream.wait()).finished
             await draining
             drained = client.replicas()[0]
-            assert drained.num_routed == routed, "a replica that drains was given a request"
+            total = sum(each.num_routed for each in client.replicas())
+            assert total == len(streams), "drain_replica() waits until its requests have ended"
             assert drained.state is ClientState.DRAINING
             assert client.health().state is ClientState.READY
             assert client.health().num_engines == len(client.replicas())
@@ -166,12 +193,15 @@ class ReplicasConformance(ComponentConformance):
     def test_never_drains_the_last_one(self) -> None:
         async def test(client: Replicas) -> None:
             numbers = [each.number for each in client.replicas()]
+            await client.release(await client.pin(tuple(range(40))))
             for number in numbers[1:]:
                 await client.drain_replica(number)
             with pytest.raises(RequestError):
                 await client.drain_replica(0)
-            stream = ask(client, 0)
-            assert (await stream.wait()).finished
+            assert (await ask(client, 0).wait()).finished
+            await client.start_replica(1)
+            assert (await ask(client, 1).wait()).finished
+            assert await client.reset_prefix_cache(), "a pin that was released is there again"
 
         self.run(test)
 
@@ -212,7 +242,9 @@ def ask(
             prompt=prompt or tuple(range(number + 1, number + 1 + length)),
             sampling=SamplingParams(max_tokens=tokens, ignore_eos=True),
             arrival=client.clock(),
-        )
+            cache_salt="salt" if prompt else None,
+        ),
+        prompt=f"text of request-{number}",
     )
 
 

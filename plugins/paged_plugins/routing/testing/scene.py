@@ -155,9 +155,9 @@ class Scene:
         self._live.popleft().ended()
 
     def end_all(self) -> None:
-        """End all requests."""
+        """End all requests, the last one first."""
         while self._live:
-            self.end_oldest()
+            self._live.pop().ended()
 
     def change(self, replica: int, *changes: BlockChange) -> None:
         """Change what a cache holds, and tell the router."""
@@ -187,15 +187,14 @@ class Scene:
         if not self.counts[replica] % 8:
             cache.clear()
             changes.append(("cleared", []))
-        for key in content_digests(request.prompt, BLOCK_SIZE, request.cache_salt)[
-            : self._num_blocks
-        ]:
-            if key not in cache:
-                changes.append(("stored", [key]))
+        keys = content_digests(request.prompt, BLOCK_SIZE, request.cache_salt)[: self._num_blocks]
+        stored = [key for key in keys if key not in cache]
+        for key in keys:
             cache[key] = None
             cache.move_to_end(key)
-        while len(cache) > self._num_blocks:
-            changes.append(("removed", [cache.popitem(last=False)[0]]))
+        over = len(cache) - self._num_blocks
+        removed = [cache.popitem(last=False)[0] for _ in range(over)]
+        changes += [each for each in (("stored", stored), ("removed", removed)) if each[1]]
         self._router.blocks_changed(replica, self._handed(changes))
 
 
