@@ -81,7 +81,7 @@ _ALIKE = (
     *((4, 0, 3), (4, 5, 6), (4, 3, 0), (6, 5, 4)),
 )
 """Sequences of batches that follow each other."""
-_MOST_CACHED = 233
+_MOST_CACHED = 347
 """More uses than there are of a layer."""
 
 

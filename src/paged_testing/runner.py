@@ -31,7 +31,7 @@ from paged_testing.runner_scene import (
     ThreadRank,
 )
 
-_MOST_TOKENS = 127
+_MOST_TOKENS = 347
 """In a step of a use: a prime number, so that no two of so many uses have as many."""
 _LONG = 532
 """Tokens of a long prompt."""

@@ -144,6 +144,24 @@ def test_the_command_prints_a_table_with_verdicts(
     assert any(line.startswith("equal in all arms: ") for line in lines)
 
 
+@pytest.mark.parametrize("limit", ["num_blocks=6,100", "max_model_len=80,200"])
+def test_answers_that_are_cut_short_are_not_served_in_full(
+    limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": str(i), "at": 2 * i, "prompt": 60, "output": 100} for i in range(5)]
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    slo = ["--slo-ttft-ms", "500", "--measure", "goodput_per_s", "--measure", "e2e_mean"]
+    blocks = [] if "num_blocks" in limit else ["--num-blocks", "100"]
+    assert main(["compare", str(path), "--vary", limit, *slo, *blocks], {}) == OK
+    printed = capsys.readouterr().out
+    assert re.search(r" goodput +0 requests/s +0\.\d+ requests/s .* better", printed)
+    assert re.search(r" completion mean .* worse, 5 to 0 not served in full", printed)
+    assert "cut short by the model's length or the cache, so less to do: " in printed
+    assert main(["simulate", str(path), "--num-blocks", "6"], {}) == OK
+    assert "cut short by the model's length or the cache: 5 answers by " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("evictor", ["slru", "random"])
 def test_what_draws_nothing_runs_once_and_is_exact(
     evictor: str, burst: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

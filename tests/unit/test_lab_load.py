@@ -179,6 +179,22 @@ def test_a_trace_that_is_too_short_is_refused_and_a_long_one_has_a_capacity(tmp_
     assert found.rate == pytest.approx(2 / 5, rel=0.03)
 
 
+def test_the_capacity_of_a_trace_is_of_all_of_it_or_says_of_what_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    outputs = [1] * 300 + [9] * 300
+    rows = [{"id": str(i), "at": i, "prompt": 4, "output": n} for i, n in enumerate(outputs)]
+    path = tmp_path / "drifts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = capacity(parse_spec({"name": "drifts", "trace": str(path)}, "drifts"), (0,))
+    assert found.num_requests == 600
+    assert found.rate < 2 / 5  # two at once, of five steps on the mean: not the 2 of the short ones
+    monkeypatch.setattr("paged_plugins.lab.load.capacity._LEAST_OF_TRACE", 300)
+    command = ["--executor", "simulated", "--scheduler.max-num-seqs", "2"]
+    assert main(["lab", "capacity", str(path), *command], {}) == OK
+    assert ", by the first 400 of 600 requests" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("_coarse")
 def test_the_command_prints_a_rate_with_its_interval_or_json(
     workload: str, capsys: Capture

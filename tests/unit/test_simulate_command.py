@@ -107,8 +107,13 @@ def test_what_cannot_be_simulated_is_refused(
     assert status == (1 if "would take" in reason else 2), "the requests of a run failed"
 
 
-def test_real_time_passes_on_an_executor_without_a_model(capsys: Capture, workload: str) -> None:
-    found = simulated(capsys, workload, "--executor", "memory", "--real")
+def test_real_time_passes_on_an_executor_without_a_model(
+    capsys: Capture, workload: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    log = ("--requests", str(path))
+    found = simulated(capsys, workload, "--executor", "memory", "--real", *log)
+    assert len(path.read_text("utf-8").splitlines()) == 6
     assert found["executor"] == "memory"
     assert found["measures"]["makespan_s"] > 1, "six requests at two a second were waited for"
 

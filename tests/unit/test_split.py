@@ -79,7 +79,7 @@ def test_arms_that_refuse_other_numbers_are_told_so_beside_each_verdict(
     assert (base, own > 1) == (0, True)
     assert main(given, {}) == OK
     out = capsys.readouterr().out
-    assert f"refused 0 to {own:.1f}" in out
+    assert f"0 to {own:.1f} not served in full" in out
     assert " ms of those served " in out
     assert (
         f"without the 0 requests a run that admission=always did not serve, and the {own:.1f}"

@@ -10,13 +10,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
+from pydantic import create_model
 
 from paged_core.cli.logs import configure_logs
 from paged_core.errors import SettingsError
+from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.results.load_results import load_results
 from paged_plugins.lab.study.arms import layer, plan_arms
@@ -164,6 +166,25 @@ def test_a_worker_that_dies_fails_its_run_alone() -> None:
     assert re.match(
         r"its process \(pid \d+\) ended with exit status 9", str(ran[failed[0]].problem)
     )
+
+
+def test_a_plugin_that_is_not_chosen_need_not_be_pickled() -> None:
+    """Its options are of a class that no module has by its name."""
+    unnamed = create_model(
+        "Unnamed", __base__=ComponentSettings, name=(Literal["unnamed"], "unnamed")
+    )
+    registry = REGISTRY.extended(replace(DEADLY, settings=unnamed))
+    tasks = with_a_deadly_one()[0][:2]
+    with open_runner(registry, workers=2) as runner:
+        assert not [ran.problem for ran in runner(tasks) if ran.problem]
+    plan = Ablation.model_validate(ABLATION)
+    layers = [*plan.layers(), layer({"victim": "unnamed"})]
+    chosen = replace(tasks[0], settings=plan_arms(layers, {}, registry)[0].settings)
+    with (
+        open_runner(registry, workers=2) as runner,
+        pytest.raises(SettingsError, match=r"another process: .*Unnamed.* --workers 1"),
+    ):
+        list(runner([chosen]))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

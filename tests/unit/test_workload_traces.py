@@ -161,8 +161,10 @@ class TestPublicTraces:
         assert note is not None
         assert note.startswith("note: 1 of 2 lines of ")
 
-    def test_a_result_of_vllm_bench(self, tmp_path: Path) -> None:
-        requests = read(tmp_path / "result.json", VLLM_RESULT)
+    @pytest.mark.parametrize("indent", [None, 2])
+    def test_a_result_of_vllm_bench(self, tmp_path: Path, indent: int | None) -> None:
+        text = json.dumps(json.loads(VLLM_RESULT), indent=indent)
+        requests = read(tmp_path / "result.json", text)
         assert [(each.num_new, each.output) for each in requests] == [(81, 5), (68, 11), (46, 12)]
         assert [each.at for each in requests] == pytest.approx([0.0, 0.308, 0.533])
 

@@ -101,6 +101,7 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
             Measure("makespan_s", "makespan", "s", "lower"),
             Measure("refused", "refused requests", "", "lower", shown=True),
             Measure("failed", "failed requests", "", "lower", shown=True),
+            Measure("cut", "answers cut short", "", "lower", shown=True),
         )
     }
 )
@@ -217,7 +218,7 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
             found[GOODPUT] = sum(meets(each, slo) for each in served) / totals.elapsed
     due = [(each, each.deadline) for each in record.requests if each.deadline is not None]
     if due:
-        met = sum(each.is_served and each.finished <= deadline for each, deadline in due)
+        met = sum(each.is_whole and each.finished <= deadline for each, deadline in due)
         found["missed_deadlines"] = (len(due) - met) / len(due)
     admitted = [each for each in record.requests if each.admitted is not None]
     if num_prompt := sum(each.num_prompt for each in admitted):
@@ -238,12 +239,13 @@ def measures(record: RunRecord, slo: ServiceLevel) -> dict[str, float]:
         found["peak_memory_mib"] = totals.peak_memory / (1 << 20)
     found["refused"] = float(sum(each.is_refused for each in record.requests))
     found["failed"] = len(record.requests) - len(served) - found["refused"]
+    found["cut"] = float(sum(each.num_cut > 0 for each in served))
     return {name: found[name] for name in MEASURES if name in found}
 
 
 def meets(request: RequestRecord, slo: ServiceLevel) -> bool:
-    """Say whether a request was served within every limit of ``slo``."""
-    if not request.is_served or request.first_token is None:
+    """Say whether a request was served, as much as it asked for, within every limit of ``slo``."""
+    if not request.is_whole or request.first_token is None:
         return False
     taken = {
         "ttft": request.first_token - request.arrival,

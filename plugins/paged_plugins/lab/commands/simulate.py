@@ -90,6 +90,9 @@ def _print(title: str, took: str, record: RunRecord, found: _Found) -> None:
     if num_refused := num_failed - record.num_errors:
         requests = counted(num_refused, "request")
         echo(f"not served: {requests}, refused or ignored, the first: {record.failure}")
+    if cut := [each.num_cut for each in record.requests if each.num_cut]:
+        told = f"{counted(len(cut), 'answer')} by {counted(sum(cut), 'token')}"
+        echo(f"cut short by the model's length or the cache: {told}")
     if num_failed == num_requests:
         return  # there is nothing to measure
     rows = [
@@ -192,7 +195,7 @@ def simulate_command(
     spec = workload_spec(workload)
     _check_log(requests, workload)
     slo = ServiceLevel(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
-    is_cluster = not (replicas is None and requests is None)
+    is_cluster = replicas is not None or (requests is not None and not real)
     if is_cluster and real:
         raise SettingsError("--real: a cluster is simulated; leave --real out")
     refuse_unused([entry.key for entry in given.options], [settings], resolved.registry, replicas)
@@ -220,6 +223,8 @@ def simulate_command(
             )
         else:
             record = run_workload(*asked, advance=advance)
+            for each in record.requests:
+                on_request(each, 0)
     seconds = _cpu_seconds() - started
     found, saturation = measures(record, slo), Saturation.of(record)
     is_served = found["failed"] + found["refused"] < len(record.requests)

@@ -56,6 +56,8 @@ _ENOUGH = 2 / 3
 """Share of the length that a run should have."""
 _LEAST_REQUESTS, _LEAST_FIRST = 400, 100
 """Requests of a run at least, and those of them that follow no other."""
+_LEAST_OF_TRACE = 5_000
+"""Likewise of a trace, or all that it has: its first ones may be unlike the others."""
 _OVERLOAD = 1.15
 """The rate of a run whose served rate is the capacity, by that capacity."""
 _LEAST_OVERLOAD, _MOST_OVERLOAD = 1.07, 1.3
@@ -85,6 +87,8 @@ class Capacity:
     """Rate of the workload as it is written."""
     num_requests: int
     """Requests of a run that was long enough to be steady."""
+    num_left: int
+    """Requests of a trace after those of such a run, which were not looked at."""
     has_followers: bool
     """True if requests follow others."""
     num_runs: int
@@ -109,6 +113,7 @@ class Capacity:
             "written_rate": self.written_rate,
             "needed": {"count": count, "low": fewest, "high": most},
             "requests": self.num_requests,
+            "left": self.num_left,
             "has_followers": self.has_followers,
             "runs": self.num_runs,
         }
@@ -149,7 +154,7 @@ def find_capacity(
     """
     written = written_rate(searched.workload)
     first, *others = seeds
-    start = _Trial(written, _LEAST_REQUESTS * (searched.num_replicas or 1))
+    start = _Trial(written, _least_requests(searched.workload) * (searched.num_replicas or 1))
     found = {first: _SeedSearch(searched, first, start, written, is_known=False)}
     num_runs = _search(found, runner, advance)
     start = found[first].served_at
@@ -158,6 +163,7 @@ def find_capacity(
     rates = {seed: one.found for seed, one in (found | more).items()}
     low, high = _interval([*rates.values()])
     served = [one.served for one in (found | more).values()]
+    num_requests = found[first].num_requests
     if high is not None:
         high = min(high, _interval(served)[1] or served[0])
     return Capacity(
@@ -166,7 +172,8 @@ def find_capacity(
         high=high,
         rates=rates,
         written_rate=written,
-        num_requests=start.num_requests,
+        num_requests=num_requests,
+        num_left=max(0, _num_requests(searched.workload) - num_requests),
         has_followers=found[first].has_followers,
         num_runs=num_runs,
     )
@@ -181,6 +188,19 @@ def written_rate(workload: WorkloadSpec) -> float:
             "rate; give it `arrivals`, such as `arrivals: {poisson: {rate: 1}}`"
         )
     return rate
+
+
+def _least_requests(workload: WorkloadSpec) -> int:
+    """Return the requests of a run at least; a trace may have fewer."""
+    whole = workload.requests or _LEAST_OF_TRACE if workload.trace else 0
+    return max(_LEAST_REQUESTS, whole)
+
+
+def _num_requests(workload: WorkloadSpec) -> int:
+    """Return the requests of a trace; of what is drawn, which has no end, 0."""
+    if not workload.trace:
+        return 0
+    return sum(1 for first in workload.build().draw(0) for _ in first.family())
 
 
 def capacity_seeds(workload: WorkloadSpec, num_seeds: int) -> range:
@@ -224,6 +244,8 @@ class _SeedSearch:
         """Rate that was found, and the capacity without limits, in the end."""
         self.is_done = False
         self.has_followers = False
+        self.num_requests = 0
+        """Of the longest run."""
         self._searched = searched
         self._seed = seed
         self._written = written
@@ -248,14 +270,17 @@ class _SeedSearch:
     def learn(self, seen: SteadyState) -> None:
         """Learn what it showed."""
         self.has_followers |= seen.num_first < seen.num_requests
+        self.num_requests = max(self.num_requests, seen.num_requests)
         try:
             self._next = self._trials.send(seen)
         except StopIteration:
             self.is_done = True
 
     def _sought(self, start: _Trial, is_known: bool) -> _Trials[None]:
-        name = self._searched.workload.name
-        self.served_at, self.served = yield from _served(start, name, is_known=is_known)
+        workload = self._searched.workload
+        self.served_at, self.served = yield from _served(
+            start, workload.name, _least_requests(workload), is_known=is_known
+        )
         self.found = self.served
         if limits := self._searched.limits:
             most = _Trial(self.found, self.served_at.num_requests)
@@ -266,10 +291,13 @@ _Found = TypeVar("_Found")
 _Trials = Generator[_Trial, SteadyState, _Found]
 
 
-def _served(trial: _Trial, name: str, *, is_known: bool) -> _Trials[tuple[_Trial, float]]:
+def _served(
+    trial: _Trial, name: str, least: int, *, is_known: bool
+) -> _Trials[tuple[_Trial, float]]:
     """Find what can be served, and the run that shows it.
 
     Args:
+        least: requests of a run.
         is_known: the first run is known to be one of more than can be served.
     """
     kept, kept_served, too_much = 0.0, 0.0, trial.rate if is_known else inf
@@ -300,7 +328,7 @@ def _served(trial: _Trial, name: str, *, is_known: bool) -> _Trials[tuple[_Trial
             # more than it keeps up with makes it slower
             return _Trial(_OVERLOAD * kept_served, trial.num_requests), kept_served
         needed = size * max(_LEAST_FIRST, seen.settling * rate)
-        trial = _Trial(rate, max(_LEAST_REQUESTS, ceil(needed)))
+        trial = _Trial(rate, max(least, ceil(needed)))
     raise EngineError(f"workload {name}: no rate is found that the engine just serves")
 
 

@@ -169,7 +169,12 @@ def rate_unit(capacity: Mapping[str, Any]) -> str:
 
 
 def capacity_text(capacity: Mapping[str, Any]) -> str:
-    """Return a capacity with its interval, of a document: ``19.4 [19.0, 19.8], 4 seeds``."""
+    """Return a capacity with its interval, of a document: ``19.4 [19.0, 19.8], 4 seeds``; of a part
+    of a trace with what that is."""
     ends = capacity["low"], capacity["high"]
     interval = "" if None in ends else " [{:.4g}, {:.4g}]".format(*ends)
-    return f"{capacity['rate']:.4g}{interval}, {counted(len(capacity['rates']), 'seed')}"
+    found = f"{capacity['rate']:.4g}{interval}, {counted(len(capacity['rates']), 'seed')}"
+    num_looked_at, num_left = capacity["requests"], capacity.get("left", 0)  # none in older results
+    if num_left:
+        found += f", by the first {num_looked_at:,} of {num_looked_at + num_left:,} requests"
+    return found

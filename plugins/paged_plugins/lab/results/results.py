@@ -75,6 +75,11 @@ class RunResult:
         """Requests that were refused, failed, or could never run."""
         return self.measures.get("failed", 0.0) + self.measures.get("refused", 0.0)
 
+    @property
+    def num_lacking(self) -> float:
+        """Those, and requests whose answers were cut short."""
+        return self.num_unserved + self.measures.get("cut", 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

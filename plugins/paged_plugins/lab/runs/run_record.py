@@ -41,6 +41,8 @@ class RequestRecord:
     """Prompt tokens that the prefix cache served when it was first admitted."""
     num_output: Count
     """Tokens generated, over all of its sequences."""
+    num_cut: Count = 0
+    """Tokens that it asked for beyond them: the model's length or the cache ended it."""
     num_sequences: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Sequences sampled for it."""
     num_preemptions: Count
@@ -57,6 +59,11 @@ class RequestRecord:
     def is_served(self) -> bool:
         """Return whether it ended by a stop condition or by its length."""
         return self.finish_reason in _SERVED
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it was served with all that it asked for."""
+        return self.is_served and not self.num_cut
 
     @property
     def is_refused(self) -> bool:
@@ -223,6 +230,8 @@ class RunRecord:
 def ended_record(group: SequenceGroup, arrival: Arrival, start: float) -> RequestRecord:
     """Return what is kept of a request that ended; ``group`` is as it stands after that."""
     num_prompt, finish_reason = len(group.request.prompt), deciding_sequence(group).finish_reason
+    num_output = sum(len(each.tokens) - num_prompt for each in group.sequences)
+    num_asked = arrival.request.n * arrival.request.output
     assert group.finished_at is not None
     assert finish_reason is not None
     return RequestRecord(
@@ -232,7 +241,8 @@ def ended_record(group: SequenceGroup, arrival: Arrival, start: float) -> Reques
         finished=group.finished_at - start,
         num_prompt=num_prompt,
         num_cached=group.num_cached or 0,
-        num_output=sum(len(each.tokens) - num_prompt for each in group.sequences),
+        num_output=num_output,
+        num_cut=max(0, num_asked - num_output) if finish_reason is FinishReason.LENGTH else 0,
         num_sequences=len(group.sequences),
         num_preemptions=group.num_preemptions,
         finish_reason=finish_reason.value,

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -187,13 +187,13 @@ class Comparison:
 
 
 def _unserved(each: Difference, results: Results) -> tuple[float, float] | None:
-    """Return how many requests a run of the two arms did not serve, where a measure over requests
-    depends on them and they differ by a hundredth of the requests.
+    """Return how many requests a run of the two arms did not serve in full, where a measure depends
+    on them and they differ by a hundredth of the requests.
     """
     if not (each.measure.partition("_")[0] in LATENCIES or each.measure in FAIRNESS):
         return None
     runs = [results.runs_of[arm, each.workload] for arm in (each.compared_with, each.arm)]
-    base, own = (fmean(run.num_unserved for run in some) for some in runs)
+    base, own = (fmean(run.num_lacking for run in some) for some in runs)
     most = max(run.facts.requests for some in runs for run in some)
     return (base, own) if abs(base - own) > _FEW * most else None
 
@@ -206,27 +206,32 @@ def _failed_arms(results: Results) -> Iterator[str]:
 
 
 def _refusals(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
-    """Say that requests were refused or ignored: arms that refuse the same ones differ in nothing
-    else.
+    """Say that requests were refused, ignored or cut short: arms in which the same ones are differ
+    in nothing else.
     """
-    counts = {
-        arm: fmean(run.num_unserved - run.facts.errors for run in some)
-        for arm, some in runs.items()
-    }
-    if any(counts.values()):
-        told = {arm: value_text("refused", each) for arm, each in counts.items()}
-        first = next(
-            (s for some in runs.values() for run in some if (s := run.facts.failure)), None
-        )
-        if len({*told.values()}) == 1:
-            many = f"{next(iter(told.values()))} requests a run in all arms"
-        elif len(told) > _MOST_NAMED:
-            some = [each for each in counts.values() if each]
-            least, most = (value_text("refused", each) for each in (min(some), max(some)))
-            many = f"{least} to {most} requests a run in {len(some)} of {len(told)} arms"
-        else:
-            many = "requests a run, " + ", ".join(f"{arm} {each}" for arm, each in told.items())
+    if many := _counted(runs, lambda run: run.num_unserved - run.facts.errors):
+        told = (told for some in runs.values() for run in some if (told := run.facts.failure))
+        first = next(told, None)
         yield f"{workload}: refused or ignored: {many}" + (f"; the first: {first}" if first else "")
+    if many := _counted(runs, lambda run: run.num_lacking - run.num_unserved):
+        yield f"{workload}: cut short by the model's length or the cache, so less to do: {many}"
+
+
+def _counted(
+    runs: Mapping[str, Sequence[RunResult]], count: Callable[[RunResult], float]
+) -> str | None:
+    """Say how many requests of a run are of a kind, by arm; ``None``: none is."""
+    counts = {arm: fmean(map(count, some)) for arm, some in runs.items()}
+    if not any(counts.values()):
+        return None
+    told = {arm: value_text("refused", each) for arm, each in counts.items()}
+    if len({*told.values()}) == 1:
+        return f"{next(iter(told.values()))} requests a run in all arms"
+    if len(told) > _MOST_NAMED:
+        some = [each for each in counts.values() if each]
+        least, most = (value_text("refused", each) for each in (min(some), max(some)))
+        return f"{least} to {most} requests a run in {len(some)} of {len(told)} arms"
+    return "requests a run, " + ", ".join(f"{arm} {each}" for arm, each in told.items())
 
 
 def _without_chance(workload: str, runs: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:

@@ -164,8 +164,8 @@ class Difference(Pair):
     is_exact: bool = False
     """True if nothing is drawn, so that there is nothing that an interval bounds."""
     unserved: tuple[float, float] | None = None
-    """Requests a run that the base and this arm did not serve, where the measure depends on them
-    and they are not as many."""
+    """Requests a run that the base and this arm did not serve in full, where the measure depends on
+    them and they are not as many."""
 
     @property
     def is_equal(self) -> bool:
@@ -199,11 +199,11 @@ class Difference(Pair):
 
     @property
     def told(self) -> str:
-        """The verdict, and how many requests were refused where that decides it, too."""
+        """The verdict, and how many requests were not served where that decides it, too."""
         if self.unserved is None or not self.moved:
             return self.verdict
         base, own = (value_text("refused", each) for each in self.unserved)
-        return f"{self.verdict}, refused {base} to {own}"
+        return f"{self.verdict}, {base} to {own} not served in full"
 
     @property
     def unit(self) -> str:

@@ -13,17 +13,20 @@ from typing import Any, Self
 import structlog
 
 from paged_core.cli.logs import configure_logs
-from paged_core.errors import error_text
+from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.processes.channel import ANSWER
 from paged_core.processes.child import PythonChild
 from paged_core.processes.child_main import Parent
+from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.tasks.task import Ran, Task, run
 from paged_plugins.machine import num_cores
 
 _FEW = 4
 """Tasks, up to which a process of their own would not pay."""
 _REGISTRY, _TASK = b"I", b"M"
+_UNPICKLABLE = (pickle.PickleError, AttributeError, ImportError, TypeError)
+"""What pickle raises over a class that cannot be imported by its name."""
 _ENDING = 10.0
 """Seconds that a process may take to end when nothing more is asked of it."""
 
@@ -119,14 +122,14 @@ class _Processes:
 
     def _result(self, worker: _Worker, task: Task) -> Ran:
         try:
-            ran = worker.result()
+            record, problem = worker.result()
         except (EOFError, OSError):
             how, _ = worker.child.how_it_ended()
             self._workers.remove(worker)
             worker.close()
             return Ran(task, None, f"{worker.child.name} {how}; was memory short?")
         self._idle.append(worker)
-        return ran
+        return Ran(task, record, problem)
 
     def __enter__(self) -> Self:
         return self
@@ -145,24 +148,62 @@ class _Worker:
     def __init__(self, registry: Registry, *, tells: bool) -> None:
         self.child = PythonChild(f"{__name__}:main", name="its process", reads=True)
         self._channel = self.child.channels[0]
-        self._channel.send(_REGISTRY, pickle.dumps((registry, tells)))
+        self._channel.send(_REGISTRY, pickle.dumps((_packed(registry), tells)))
 
     def fileno(self) -> int:
         """Return what can be read once there is a result, or the process has ended."""
         return self._channel.fileno()
 
     def begin(self, task: Task) -> None:
-        with suppress(OSError):  # it has died, which its result will say
-            self._channel.send(_TASK, pickle.dumps(task))
+        """Send it a task.
 
-    def result(self) -> Ran:
-        """Return what became of the task; EOFError or OSError if the process has ended."""
-        ran: Ran = pickle.loads(self._channel.receive()[1])
-        return ran
+        Raises:
+            SettingsError: another process cannot be told its settings.
+        """
+        try:
+            content = pickle.dumps(task)
+        except _UNPICKLABLE as error:
+            raise SettingsError(_cannot_be_sent(task, error)) from None
+        with suppress(OSError):  # it has died, which its result will say
+            self._channel.send(_TASK, content)
+
+    def result(self) -> tuple[RunRecord | None, str | None]:
+        """Return what became of the task: its record, or why there is none.
+
+        Raises:
+            EOFError, OSError: the process has ended.
+        """
+        record, problem = pickle.loads(self._channel.receive()[1])
+        return record, problem
 
     def close(self) -> None:
         self._channel.shut()  # where a process ends that waits for a task
         self.child.close(_ENDING)
+
+
+def _packed(registry: Registry) -> list[bytes]:
+    """Return the plugins for another process, each alone, without those that cannot be pickled."""
+    packed = []
+    for plugin in registry.plugins:
+        with suppress(*_UNPICKLABLE):
+            packed.append(pickle.dumps(plugin))
+    return packed
+
+
+def _unpacked(packed: Sequence[bytes]) -> Registry:
+    """Return the registry with the plugins that can be unpickled here."""
+    plugins = []
+    for each in packed:
+        with suppress(*_UNPICKLABLE):
+            plugins.append(pickle.loads(each))
+    return Registry(tuple(plugins))
+
+
+def _cannot_be_sent(task: object, error: Exception) -> str:
+    return (
+        f"{task} cannot be run in another process: {error}; write the class of the options as a "
+        "`class` of a module, or run with --workers 1"
+    )
 
 
 def main(parent: Parent) -> None:
@@ -170,12 +211,16 @@ def main(parent: Parent) -> None:
     channel = parent.channels[0]
     configure_logs(None, os.environ)
     with suppress(EOFError, OSError):
-        registry, tells = pickle.loads(channel.receive()[1])
+        packed, tells = pickle.loads(channel.receive()[1])
+        registry = _unpacked(packed)
         with _faults_told_once(tells=tells):
             while True:
-                task = pickle.loads(channel.receive()[1])
+                content = channel.receive()[1]
                 try:
+                    task = pickle.loads(content)
+                except _UNPICKLABLE as error:
+                    answer = None, _cannot_be_sent("it", error)
+                else:
                     ran = run(task, registry)
-                except Exception as error:  # noqa: BLE001 - the other tasks go on
-                    ran = Ran(task, None, error_text(error))
-                channel.send(ANSWER, pickle.dumps(ran, pickle.HIGHEST_PROTOCOL))
+                    answer = ran.record, ran.problem
+                channel.send(ANSWER, pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))

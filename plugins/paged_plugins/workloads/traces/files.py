@@ -96,6 +96,27 @@ def json_lines(path: Path, most: int | None = None) -> Iterator[tuple[int, dict[
         yield number, value
 
 
+def json_objects(path: Path, most: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield as :func:`json_lines` does; of a file that is one object in several lines, as tools
+    write it that indent, that object.
+
+    Args:
+        most: bytes of a line, and of such a file.
+    """
+    try:
+        yield from json_lines(path, most)
+    except TraceError as broken:
+        if broken.args[1] != 1 or path.stat().st_size > most:
+            raise
+        try:
+            value = parse_json(path.read_text("utf-8-sig"))
+        except ValueError:  # no text in UTF-8, or no JSON
+            raise broken from None
+        if not isinstance(value, dict):
+            raise
+        yield 1, value
+
+
 def checked(path: Path, number: int, values: object, kind: type[Checked]) -> Checked:
     """Return the object of a line as a ``kind``.
 

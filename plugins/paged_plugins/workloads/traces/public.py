@@ -23,6 +23,7 @@ from paged_plugins.workloads.traces.files import (
     checked,
     csv_rows,
     json_lines,
+    json_objects,
 )
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -280,7 +281,7 @@ def read_vllm_result(path: Path, _: TokenCount) -> Iterator[WorkloadRequest]:
         TraceError: it lacks one of these lists, they differ in length, or other results follow.
     """
     own = ContentIds(FIRST_OWN_ID)
-    lines = json_lines(path, MAX_RESULT)
+    lines = json_objects(path, MAX_RESULT)
     number, values = next(lines)
     if "start_times" not in values:
         raise TraceError(path, number, "it has no `start_times`; use --save-detailed")

@@ -15,7 +15,7 @@ from paged_plugins.workloads.traces.files import (
     TokenCount,
     TraceError,
     check_file,
-    json_lines,
+    json_objects,
     text_lines,
 )
 from paged_plugins.workloads.traces.public import (
@@ -146,7 +146,7 @@ def recognise(path: Path) -> TraceFormat:
     if begin == b"[":
         return FORMATS["sharegpt"]
     if begin == b"{":
-        _, keys = next(json_lines(path, MAX_RESULT))
+        _, keys = next(json_objects(path, MAX_RESULT))
     else:
         _, header = next(text_lines(path), (1, ""))
         keys = dict.fromkeys(field.strip().lower() for field in header.split(","))
