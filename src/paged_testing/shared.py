@@ -25,7 +25,7 @@ def shared_state(package: str | None, *, with_caches: bool = False) -> dict[str,
     """
     found, names = dict[str, Any](), modules(package)
 
-    def keep(place: str, values: Any) -> None:
+    def keep(place: str, values: Any, *, of_class: bool = False) -> None:
         for key, value in list(values.items()):
             is_code = callable(value) or hasattr(value, "__get__") or isinstance(value, ModuleType)
             if not is_code and not str(key).startswith("__"):
@@ -36,14 +36,16 @@ def shared_state(package: str | None, *, with_caches: bool = False) -> dict[str,
                 and isinstance(cached, _lru_cache_wrapper)
                 and cached.__module__ in names
             ):
-                found[f"the cache of {place}.{key}"] = cached.cache_info().currsize
+                told = cached.cache_info()  # of a method it has entries of each component
+                is_own = of_class and cached is value
+                found[f"the cache of {place}.{key}"] = told.misses if is_own else told.currsize
 
     for name in names:
         module = sys.modules[name]
         keep(name, vars(module))
         for made in vars(module).values():
             if isinstance(made, type) and made.__module__ == name:
-                keep(f"{name}.{made.__qualname__}", vars(made))
+                keep(f"{name}.{made.__qualname__}", vars(made), of_class=True)
         for function in functions(module, vars(module), set()):
             values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
             of = f"of {name}.{function.__qualname__}"

@@ -245,7 +245,7 @@ class _SeedSearch:
         self.is_done = False
         self.has_followers = False
         self.num_requests = 0
-        """Of the longest run."""
+        """Requests of the longest run."""
         self._searched = searched
         self._seed = seed
         self._written = written

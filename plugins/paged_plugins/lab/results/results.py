@@ -77,7 +77,7 @@ class RunResult:
 
     @property
     def num_lacking(self) -> float:
-        """Those, and requests whose answers were cut short."""
+        """Requests that were not served, and those whose answers were cut short."""
         return self.num_unserved + self.measures.get("cut", 0.0)
 
 

@@ -26,7 +26,7 @@ _FEW = 4
 """Tasks, up to which a process of their own would not pay."""
 _REGISTRY, _TASK = b"I", b"M"
 _UNPICKLABLE = (pickle.PickleError, AttributeError, ImportError, TypeError)
-"""What pickle raises over a class that cannot be imported by its name."""
+"""Errors of pickle over a class that cannot be imported by its name."""
 _ENDING = 10.0
 """Seconds that a process may take to end when nothing more is asked of it."""
 
@@ -215,12 +215,15 @@ def main(parent: Parent) -> None:
         registry = _unpacked(packed)
         with _faults_told_once(tells=tells):
             while True:
-                content = channel.receive()[1]
-                try:
-                    task = pickle.loads(content)
-                except _UNPICKLABLE as error:
-                    answer = None, _cannot_be_sent("it", error)
-                else:
-                    ran = run(task, registry)
-                    answer = ran.record, ran.problem
+                answer = _answer(channel.receive()[1], registry)
                 channel.send(ANSWER, pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+
+
+def _answer(content: bytes, registry: Registry) -> tuple[RunRecord | None, str | None]:
+    """Run a pickled task; return its record, or why there is none."""
+    try:
+        task = pickle.loads(content)
+    except _UNPICKLABLE as error:
+        return None, _cannot_be_sent("it", error)
+    ran = run(task, registry)
+    return ran.record, ran.problem
