@@ -200,7 +200,7 @@ class ExecutorConformance(ComponentConformance):
         return found
 
     def test_samples_when_the_last_token_is_computed_however_many_at_a_time(self) -> None:
-        """Last tokens of prompts, and of more after a preemption; chunks may end where prompts do."""
+        """Last tokens of prompts, and of more after a preemption; chunks end where prompts do."""
         gone = {"batch": [], "removed": [0]}
         for new in (new_sequence(0, 5), replace(new_sequence(0, 7), num_prompt_tokens=4)):
             total, found = len(new.tokens), list[list[int]]()
