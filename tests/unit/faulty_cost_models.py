@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from math import inf
 from time import monotonic
 from typing import Any
@@ -50,7 +50,7 @@ class KeyCostModel(_Right):
 class CachedCostModel(_Right):
     """Keeps parts of times with its class, for each that is made."""
 
-    @cache  # noqa: B019
+    @lru_cache(8)  # noqa: B019 - it is full before others ask
     def _of_tokens(self, tokens: int) -> float:
         return 0.0 * tokens
 
