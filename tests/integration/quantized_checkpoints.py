@@ -225,6 +225,39 @@ class CompressedTensors(Method):
         }
 
 
+@dataclass(kw_only=True)
+class Float8(Method):
+    """As DeepSeek writes matrices: float8, with a scale for each square block."""
+
+    block: int = 128
+
+    def quantized(self, weight_OI: Array) -> Codes:
+        scales_OI = np.zeros(weight_OI.shape, np.float32)
+        for row in range(0, weight_OI.shape[0], self.block):
+            for column in range(0, weight_OI.shape[1], self.block):
+                block = np.s_[row : row + self.block, column : column + self.block]
+                scales_OI[block] = np.abs(weight_OI[block]).max() / 448
+        codes = torch.from_numpy(weight_OI / scales_OI).to(torch.float8_e4m3fn).double().numpy()
+        group_I = np.arange(weight_OI.shape[1])
+        return Codes(codes, scales_OI, np.zeros(scales_OI.shape), group_I, 8)
+
+    def tensors(self, codes: Codes) -> Tensors:
+        return {
+            "weight": torch.from_numpy(codes.codes_OI).to(torch.float8_e4m3fn),
+            "weight_scale_inv": torch.from_numpy(
+                codes.scales_OG[:: self.block, :: self.block].copy()
+            ),
+        }
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [self.block, self.block],
+            "modules_to_not_convert": ["lm_head"],
+        }
+
+
 def write(
     model: Any,
     folder: Path,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
 from integration import tiny_models
-from integration.quantized_checkpoints import Awq, CompressedTensors, Gptq, Method, write
+from integration.quantized_checkpoints import Awq, CompressedTensors, Float8, Gptq, Method, write
 from integration.step_driver import load_runner, prompt_logits, settings
 from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, SettingsError, UnsupportedModel
@@ -169,25 +169,63 @@ def test_each_expert_has_the_scheme_that_names_it(
     other: Method, named: str, tmp_path: Path
 ) -> None:
     model = make("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64)
-    plain = tmp_path / "plain"
+    folder = write_each(
+        model, tmp_path, "experts", lambda name: other if named in name else SYMMETRIC
+    )
+    group = [method.config()["config_groups"]["group_0"] for method in (SYMMETRIC, other)]
+    change(folder, config_groups={"a": group[0], "b": group[1] | {"targets": [f"re:.*{named}.*"]}})
+    check_plain(tmp_path)
+
+
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 64, "qk_rope_head_dim": 8, "head_dim": None}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Llama", {"hidden_size": 160, "intermediate_size": 96}),
+        ("DeepseekV3", LATENT | EXPERTS | {"num_key_value_heads": 4, "moe_intermediate_size": 96}),
+    ],
+)
+def test_sides_of_float8_need_not_be_multiples_of_the_block(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    method = Float8(block=64)
+    write_each(make(family, **options), tmp_path, "_proj", lambda name: method)
+    check_plain(tmp_path)
+
+
+def write_each(model: Any, place: Path, part: str, method_of: Callable[[str], Method]) -> Path:
+    """Save a model, and with the matrices that have this in their names quantised."""
+    plain = place / "plain"
     model.save_pretrained(plain)
     weights = load_file(plain / "model.safetensors")
-    folder = write(model, tmp_path / "codes", SYMMETRIC, plain=("",))
+    folder = write(model, place / "codes", method_of(""), plain=("",))
     stored = dict(weights)
-    for name in [name for name in weights if "experts" in name]:
-        method = other if named in name else SYMMETRIC
+    for name in [name for name in weights if part in name and name.endswith(".weight")]:
+        method = method_of(name)
         codes = method.quantized(weights[name].double().numpy())
         weights[name] = torch.from_numpy(codes.weights()).float()
         del stored[name]
-        for part, tensor in method.tensors(codes).items():
-            stored[f"{name.removesuffix('weight')}{part}"] = tensor.contiguous()
+        for each, tensor in method.tensors(codes).items():
+            stored[f"{name.removesuffix('weight')}{each}"] = tensor.contiguous()
     save_file(weights, plain / "model.safetensors", {"format": "pt"})
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    group = [method.config()["config_groups"]["group_0"] for method in (SYMMETRIC, other)]
-    change(folder, config_groups={"a": group[0], "b": group[1] | {"targets": [f"re:.*{named}.*"]}})
+    return folder
+
+
+def check_plain(place: Path) -> None:
+    """Compare the logits of what :func:`write_each` wrote, by runner transformers."""
     found, expected = (
-        prompt_logits(load_runner(settings(each, dtype="float32")), PROMPT)
-        for each in (folder, plain)
+        prompt_logits(load_runner(settings(place / each, dtype="float32")), PROMPT)
+        for each in ("codes", "plain")
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 

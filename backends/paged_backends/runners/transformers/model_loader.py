@@ -45,7 +45,7 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
     weights = open_weights(checkpoint, allow_pickle=settings.allow_pickle)
     _check_index(checkpoint)
     check_parts(checkpoint)
-    config = _config(checkpoint, trust_remote_code=settings.trust_remote_code)
+    config = _config(checkpoint, device, trust_remote_code=settings.trust_remote_code)
     _check_interface(config)
     register()
     try:
@@ -89,9 +89,13 @@ def load_model(checkpoint: Checkpoint, settings: EngineSettings, device: torch.d
 
 
 def _dequantized(checkpoint: Checkpoint) -> AbstractContextManager[None]:
-    of_others = checkpoint.quantized_as != "compressed-tensors"
-    if of_others or not transformers.utils.is_compressed_tensors_available():  # it says so
-        return nullcontext()
+    method = checkpoint.quantized_as
+    if method == "fp8":
+        from paged_backends.runners.transformers.float8 import dequantized_by_block
+
+        return dequantized_by_block()
+    if method != "compressed-tensors" or not transformers.utils.is_compressed_tensors_available():
+        return nullcontext()  # the library says what it lacks
     from paged_backends.runners.transformers.compressed_tensors import dequantized_by_scheme
 
     return dequantized_by_scheme()
@@ -230,7 +234,7 @@ def _check_quantization(checkpoint: Checkpoint) -> None:
         check_effects(fields)
 
 
-def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
+def _config(checkpoint: Checkpoint, device: torch.device, *, trust_remote_code: bool) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(
             checkpoint.folder,
@@ -246,7 +250,8 @@ def _config(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Any:
             f"{one_line(error, 300)}"
         ) from error
     config.return_dict = True  # as outputs are read
-    if checkpoint.quantized_as in ("compressed-tensors", "mxfp4"):
+    method = checkpoint.quantized_as
+    if method in ("compressed-tensors", "mxfp4") or (method == "fp8" and device.type == "cpu"):
         # at once: not in the first call of the whole model, whose parts are called here, and not
         # where some package for its kernels is installed
         config.quantization_config = {
