@@ -89,6 +89,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         hidden_size_per_layer_input=8,
         laurel_rank=8,
     ),
+    "gemma4": of(  # whose last layer has wider heads
+        "Gemma4Text",
+        **_GEMMA,
+        global_head_dim=32,
+        layer_types=_WINDOWS,
+        vocab_size_per_layer_input=300,
+        hidden_size_per_layer_input=8,
+    ),
     "mixtral": of("Mixtral", num_local_experts=4),
     "qwen3_moe": of(
         "Qwen3Moe", head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32

@@ -166,8 +166,10 @@ def _fields_read(checkpoint: Checkpoint) -> Iterator[str]:
     nested = [name for name in kind.sub_configs if getattr(usual, name, None) is text]
     for made, within in ((usual, ""), *((text, name) for name in nested)):
         given = checkpoint.config.get(within, {}) if within else checkpoint.config
-        for name in {*made.to_dict(), *made.attribute_map}:
-            if isinstance(given, Mapping) and given.get(name) != getattr(made, name, None):
+        values = made.to_dict()  # what layers have of their own is no attribute
+        for name in {*values, *made.attribute_map}:
+            value = values.get(made.attribute_map.get(name, name))
+            if isinstance(given, Mapping) and given.get(name) != value:
                 yield f"{within}.{name}" if within else name
 
 

@@ -41,7 +41,7 @@ def blamed(checkpoint: Checkpoint, error: Exception) -> CheckpointError | None:
     otherwise nulls, or what is divided by. A value that is merely unusual is no cause.
     """
     kind = checkpoint.model_type
-    if kind not in transformers.CONFIG_MAPPING:
+    if kind not in transformers.CONFIG_MAPPING or "is a per-layer attribute" in str(error):
         return None
     try:
         usual = transformers.CONFIG_MAPPING[kind]().to_dict()
