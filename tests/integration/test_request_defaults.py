@@ -151,6 +151,26 @@ def test_what_is_not_obeyed_is_named(tmp_path: Path) -> None:
         assert [set(line["keys"]) for line in lines] == [set(each) for each in named]
 
 
+def test_older_models_have_them_in_their_configuration(tmp_path: Path) -> None:
+    """As transformers reads them there: without those at their defaults, which old files list."""
+    folder = model(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | {"temperature": 1.0, "top_k": 50, "num_beams": 4}
+    config["text_config"] = {"suppress_tokens": [7], "num_beams": 1}
+    path.write_text(json.dumps(config | {"repetition_penalty": 3.0}))
+    assert sampling_defaults(Path(folder)) == {}
+    (tmp_path / "generation_config.json").unlink()
+    with structlog.testing.capture_logs() as lines:
+        found = sampling_defaults(Path(folder))
+    assert found == {"repetition_penalty": 3.0, "bad_words_ids": ((7,),)}
+    assert [line["keys"] for line in lines] == [["num_beams"]]
+    path.write_text(json.dumps(config | {"top_p": 0.5, "text_config": None}))
+    assert sampling_defaults(Path(folder)) == {"top_p": 0.5, "temperature": 1.0}
+    path.write_text(json.dumps(config | {"top_p": 2}))
+    with pytest.raises(CheckpointError, match=r"config.json: top_p .*generation_config: none"):
+        sampling_defaults(Path(folder))
+
+
 def test_keys_that_are_looked_at_are_those_of_generate() -> None:
     """Every key of this version of transformers is taken, named, or known to change no result."""
     known = {*defaults_of_checkpoints._NAMES, *defaults_of_checkpoints._NEUTRAL}

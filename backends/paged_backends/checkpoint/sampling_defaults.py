@@ -24,6 +24,8 @@ _NAMES = {
     "suppress_tokens": "bad_words_ids",
 }
 """Names of ``generation_config.json``, and ours."""
+_USUAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
+"""Values that older files list, and that say nothing."""
 _NEUTRAL: Mapping[str, float | None] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
     **dict.fromkeys(("guidance_scale", "typical_p", "top_h", "encoder_repetition_penalty"), 1),
@@ -38,7 +40,7 @@ has no effect, beside null and what is empty."""
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Return the parameters in a folder's ``generation_config.json``; none if there is no such.
+    """Return the parameters in a folder's ``generation_config.json``, or else ``config.json``.
 
     Where it restricts what is sampled and says no temperature, that is 1. Keys that would change
     results and are not obeyed are logged.
@@ -47,9 +49,11 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read, or a value is out of range.
     """
     path = folder / "generation_config.json"
-    if not path.is_file():
-        return {}
-    stored = read_json_object(path)
+    if path.is_file():
+        stored = read_json_object(path)
+    else:
+        path = folder / "config.json"
+        stored = _of_model(read_json_object(path)) if path.is_file() else {}
     ignored = [
         name
         for name, neutral in _NEUTRAL.items()
@@ -80,6 +84,14 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
     if found.keys() & {"top_p", "top_k", "min_p"}:
         found.setdefault("temperature", 1.0)
     return found
+
+
+def _of_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model's configuration says, itself or in that of its text model."""
+    nested = (config.get(name) for name in ("decoder", "generator", "text_config"))
+    inner = next((each for each in nested if isinstance(each, Mapping)), {})
+    stored = {**inner, **{name: value for name, value in config.items() if value is not None}}
+    return {name: value for name, value in stored.items() if _USUAL.get(name) != value}
 
 
 def _sequences(name: str, value: list[Any], ends: object) -> list[Any]:

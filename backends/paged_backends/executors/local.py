@@ -142,7 +142,7 @@ class LocalExecutor(Executor):
         )
 
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """Return the sampling parameters of the checkpoint's ``generation_config.json``.
+        """Return the sampling parameters that the checkpoint recommends.
 
         Raises:
             CheckpointError: it cannot be read, or a value is out of range.

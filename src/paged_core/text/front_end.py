@@ -322,8 +322,8 @@ def sampling_defaults(executor: Executor) -> Mapping[str, Any]:
         _log.info(
             "sampling_defaults",
             **found,
-            reason="the model's generation_config.json has them; they hold where a request says "
-            "nothing else",
+            reason="the model's generation_config.json, or config.json, has them; they hold where "
+            "a request says nothing else",
             remedy="set generation_config: none to do without",
         )
     return found
