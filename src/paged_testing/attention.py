@@ -81,8 +81,8 @@ _ALIKE = (
     *((4, 0, 3), (4, 5, 6), (4, 3, 0), (6, 5, 4)),
 )
 """Sequences of batches that follow each other."""
-_MOST_CACHED = 347
-"""More uses than there are of a layer."""
+_MOST_LENGTH = 701
+"""Twice as many as there are uses of a layer, and a prime number: no length comes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +198,15 @@ class AttentionConformance(ComponentConformance):
 
     def uses(self) -> Callable[[int], object]:
         """A step of other lengths, with a plan of its own, by a layer that stays."""
-        scene = next(self.scenes([(_MOST_CACHED, 1), (_MOST_CACHED, 9)], 21))
+        scene = next(self.scenes([(_MOST_LENGTH + 8, 1), (_MOST_LENGTH, 9)], 21))
         queries = scene.queries[1]
         scene.write_cached([0, 1])
 
         def use(number: int) -> None:
-            one, other = ((number + more) * 89 % _MOST_CACHED for more in (0, 2))
-            scene.queries[1] = queries[: 1 + number % 9]
-            scene.chunks = [(one, 1), (other, 1 + number % 9)]
+            one, other = (9 + (2 * number + more) * 89 % _MOST_LENGTH for more in (0, 1))
+            new = 1 + number % 9
+            scene.queries[1] = queries[:new]
+            scene.chunks = [(one - 1, 1), (other - new, new)]
             scene.move_blocks(1 + number)  # no table comes again
             scene.run([number % 2, 1 - number % 2], write_cached=False)
 
