@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -39,6 +40,7 @@ from paged_testing.steps import (
     new_sequence,
     run,
     run_all,
+    second_token,
     step_input,
     steps_again,
 )
@@ -202,17 +204,43 @@ class ExecutorConformance(ComponentConformance):
     def test_samples_when_the_last_token_is_computed_however_many_at_a_time(self) -> None:
         """Last tokens of prompts, and of more after a preemption; chunks end where prompts do."""
         gone = {"batch": [], "removed": [0]}
-        for new in (new_sequence(0, 5), replace(new_sequence(0, 7), num_prompt_tokens=4)):
-            total, found = len(new.tokens), list[list[int]]()
-            for cuts in ((total,), (1, total - 1), (4, total - 4), (2, 2, total - 4), (1,) * total):
-                first, *others = ({"batch": [(0, count)]} for count in (*cuts, 1))
-                *early, last, more, none = self.sampled({**first, "added": [new]}, *others, gone)
+        plain, longer = new_sequence(0, 5), replace(new_sequence(0, 7), num_prompt_tokens=4)
+        asks = replace(plain, sampling=replace(plain.sampling, prompt_logprobs=2))
+        if not self.sampled({"batch": [(0, 5)], "added": [asks]})[0].failed:  # it has them
+            plain, longer = (replace(each, sampling=asks.sampling) for each in (plain, longer))
+        for new in (plain, longer):
+            total, found, told = len(new.tokens), list[list[int]](), list[list[Any]]()
+            cuts = ((total,), (1, total - 1), (4, total - 4), (2, 2, total - 4), (1,) * total)
+            steps = list[Mapping[str, Any]]()
+            for counts in cuts:
+                first, *others = ({"batch": [(0, count)]} for count in (*counts, 1))
+                steps += [{**first, "added": [new]}, *others, gone]
+            results = iter(self.sampled(*steps))
+            for counts in cuts:
+                *early, last, more, none = own = [*islice(results, len(counts) + 2)]
+                told.append([e for each in own for e in each.prompt_logprobs.get(0, ())])
                 for result in (*early, none):
                     check_samples(result, [])
                 for result in (last, more):
                     check_samples(result, [0])
                 found.append(last.token_ids + more.token_ids)
             assert all(each == found[0] for each in found), f"in other chunks it samples {found}"
+            follow = new.tokens[1 : new.num_prompt_tokens] if new.sampling.prompt_logprobs else ()
+            for entries in told:
+                named = [token in each for token, each in zip(follow, entries, strict=False)]
+                assert len(entries) == len(follow) and all(named), (
+                    f"the prompt tokens {follow} follow others; in chunks their log-probabilities "
+                    f"are {told}"
+                )
+
+    def test_logits_processors_are_asked_or_fail(self) -> None:
+        asks = SamplingParams(max_tokens=8, ignore_eos=True, logits_processors=[second_token])
+        new = replace(new_sequence(0, 5), sampling=asks)
+        (result,) = self.sampled({"batch": [(0, 5)], "added": [new]})
+        assert 0 in result.failed or result.token_ids == [2], (
+            f"a logits processor chooses token 2; the result is {result}: ask it, or say why not "
+            "in `failed`"
+        )
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
         """Whatever each asks for, it is as that of the sequence alone."""

@@ -462,6 +462,8 @@ class _Reader:
         self.sizes = list[int]()
         self.logs: dict[str, tuple[list[object], list[object]]] | None = None
         """Lists that every request makes longer: all of each, and what was heard of it."""
+        self.repeats = dict[str, bool]()
+        """By the name of a list, whether reports tell all of it again."""
         self.missed = ""
         """Entries that it heard and should not have, or should have heard."""
 
@@ -478,10 +480,13 @@ class _Reader:
                 self.missed = f"report({since}) has the {name} {lost}, and report(0) has not"
             if len(now) == len(earlier) or now[: len(earlier)] != earlier:
                 continue  # some is not kept
-            if earlier and more == now:
-                continue  # all is reported to each
-            self.logs[name] = now, heard + more
-            if heard + more != now and not self.missed:
+            repeats = more == now
+            self.logs[name] = now, now if earlier and repeats else heard + more
+            if earlier and self.repeats.setdefault(name, repeats) != repeats:
+                self.missed = (
+                    f"only some reports have all the {name} again; report({since}): {more}"
+                )
+            if self.logs[name][1] != now and not self.missed:
                 self.missed = (
                     f"report({since}), {key!r} of the report before, has the {name} {more}; with "
                     f"those heard before these are {heard + more}, and report(0) has {now}"

@@ -114,6 +114,13 @@ def _parts(result: StepResult) -> list[Any]:
     return [getattr(result, each.name) for each in fields(result) if each.name != "seconds"]
 
 
+def second_token(_tokens: Sequence[int], logits: Any, /) -> Any:
+    """Process logits, so that token 2 has the highest."""
+    chosen = logits.clone()
+    chosen[:], chosen[2] = -1.0, 0.0
+    return chosen
+
+
 def kinds() -> list[NewSequence]:
     """Return sequences that ask for all that an executor can return."""
     more: list[tuple[dict[str, Any], dict[str, Any]]] = [

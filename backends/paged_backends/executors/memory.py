@@ -24,6 +24,7 @@ EMPTY = -1
 MAX_BLOCKS = 4_000_000
 """Blocks that a block allocator keeps account of without a model, at most."""
 
+_NO_LOGITS = "logits_processors need logits, which the executor 'memory' has none of"
 _LOWEST = -8.0
 """No log-probability is lower."""
 
@@ -104,15 +105,18 @@ class MemoryExecutor(Executor):
         self._move_blocks(step)
         self._learn(step)
         batch = [self._sequences[seq_id] for seq_id in step.sequence_ids]
-        for sequence, num_tokens in zip(batch, step.num_tokens, strict=True):
-            self._write(sequence, num_tokens)
         asked = any(sequence.new.sampling.needed_logprobs is not None for sequence in batch)
         result = StepResult(logprobs=[] if asked else None)
+        for sequence, num_tokens in zip(batch, step.num_tokens, strict=True):
+            self._tell_of_prompt(sequence, num_tokens, result)
+            self._write(sequence, num_tokens)
         for sequence in batch:
             self._check(sequence)
             if sequence.num_computed < len(sequence.tokens):
                 continue
-            if sequence.new.num_candidates:
+            if sequence.new.sampling.logits_processors:
+                result.failed[sequence.new.id] = _NO_LOGITS
+            elif sequence.new.num_candidates:
                 found = self.rank(sequence.tokens, sequence.new.num_candidates)
                 result.candidates[sequence.new.id] = found
             else:
@@ -148,6 +152,17 @@ class MemoryExecutor(Executor):
         result.token_ids.extend(sampled)
         tokens.append(sampled[0])
         sequence.fan_out = 1
+
+    def _tell_of_prompt(self, sequence: _Sequence, num_tokens: int, result: StepResult) -> None:
+        """Return log-probabilities of prompt tokens that follow those of a chunk, if it asks."""
+        new, tokens = sequence.new, sequence.tokens
+        if new.sampling.prompt_logprobs is None:
+            return
+        first = sequence.num_computed + 1
+        places = range(first, min(first + num_tokens, new.num_prompt_tokens))
+        result.prompt_logprobs[new.id] = [
+            {tokens[place]: self.logprob(tokens[:place], tokens[place])} for place in places
+        ]
 
     def close(self) -> None:
         self._sequences.clear()
