@@ -105,13 +105,16 @@ class ReasoningParserConformance(ParserCases):
             if not thoughts or not rest:
                 continue
             for (end, text), said in written:
-                prompt = f"{_LONG}{begin}{earlier}\nNow?\n{_LONG}{end}"
-                found, marks = self.parsed(prompt, text), _ends(made, prompt)
-                assert (found, marks) == (self.parsed(end, text), _ends(made, end)), (
-                    f"after the prompt ...{prompt[-200:]!r} {text!r} gives {found}, `written` says "
-                    f"{said} of {end!r}; ends_with() returns {marks} if it is surely there or "
-                    f"not, of {end!r} {_ends(made, end)}"
-                )
+                named = [each for each in made.marks if "|" not in each]  # users write no tokens
+                asks = [f"What is {mark} for?\nNo idea.\n" for mark in named]
+                for before in (f"{begin}{earlier}\nNow?\n", *asks):
+                    prompt = f"{_LONG}{before}{_LONG}{end}"
+                    found, marks = self.parsed(prompt, text), _ends(made, prompt)
+                    assert (found, marks) == (self.parsed(end, text), _ends(made, end)), (
+                        f"after the prompt ...{prompt[-200:]!r} {text!r} gives {found}, `written` "
+                        f"says {said} of {end!r}; ends_with() returns {marks} if it is surely "
+                        f"there or not, of {end!r} {_ends(made, end)}"
+                    )
             ended = begin + earlier[: earlier.rfind(rest)]
             found = self.parsed(ended, rest)
             assert _ends(made, ended)[1] is not None or not any(t.is_reasoning for t in found), (
