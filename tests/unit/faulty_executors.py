@@ -73,6 +73,31 @@ class PooledExecutor(MemoryExecutor):
         super().close()
 
 
+class HeedlessExecutor(MemoryExecutor):
+    """Asks no logits processor, and says nothing of it."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        for sequence in self._sequences.values():
+            sequence.new = _without_processors(sequence.new)
+        step = replace(handle, added=[_without_processors(new) for new in handle.added])
+        return super().collect(step)
+
+
+def _without_processors(new: NewSequence) -> NewSequence:
+    return replace(new, sampling=replace(new.sampling, logits_processors=()))
+
+
+class ChunkExecutor(MemoryExecutor):
+    """Has log-probabilities of prompt tokens alone that are in one chunk with those before."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        for seq_id, entries in result.prompt_logprobs.items():
+            if self._sequences[seq_id].num_computed < self._sequences[seq_id].new.num_prompt_tokens:
+                entries.pop()
+        return result
+
+
 class UnlikelyExecutor(MemoryExecutor):
     """Returns no log-probabilities."""
 

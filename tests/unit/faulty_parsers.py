@@ -11,7 +11,7 @@ from typing import Any
 
 from paged_plugins.server.parsers.calls import CallReader
 from paged_plugins.server.parsers.marked_calls import MarkedCallParser, Marks
-from paged_plugins.server.parsers.reasoning import ThinkFormat, ThinkParser
+from paged_plugins.server.parsers.reasoning import CLOSE, ThinkFormat, ThinkParser
 from paged_plugins.server.parsers.reasoning_parser import Thought
 from paged_plugins.server.parsers.testing import (
     ReasoningParserConformance,
@@ -358,10 +358,10 @@ class EagerMarkParser(ThinkParser):
 
 
 class RememberingThinkFormat(ThinkFormat):
-    """Takes thoughts anywhere in the prompt for begun ones."""
+    """Takes thoughts anywhere in the prompt for begun ones, if none end behind them."""
 
     def _begins_inside(self, prompt: str) -> bool:
-        return self.begins in prompt
+        return prompt.rfind(self.begins) > prompt.rfind(CLOSE)
 
 
 class CachingThinkFormat(ThinkFormat):
