@@ -218,7 +218,7 @@ class ExecutorConformance(ComponentConformance):
             results = iter(self.sampled(*steps))
             for counts in cuts:
                 *early, last, more, none = own = [*islice(results, len(counts) + 2)]
-                told.append([e for each in own for e in each.prompt_logprobs.get(0, ())])
+                told.append([e for each in own for e in each.prompt_logprobs.get(new.id, ())])
                 for result in (*early, none):
                     check_samples(result, [])
                 for result in (last, more):
