@@ -15,7 +15,7 @@ from paged_core.interfaces.observer import Observer, StepRecord
 from paged_core.settings.schema import settings_class
 from paged_core.step import StepResult
 from paged_plugins.lab.runs.run_record import RunRecord
-from paged_plugins.lab.runs.run_workload import RecordedLoop, RunCollector
+from paged_plugins.lab.runs.run_workload import RecordedLoop, RunCollector, warm_up
 from paged_plugins.lab.runs.work_count import WatchedExecutor
 from paged_plugins.workloads.request import WorkloadRequest
 from unit.lab_runs import REGISTRY, SECOND
@@ -49,7 +49,7 @@ QUICK = {"preempting", "swapping", "prefill first", "chunked"}
 
 
 class Decisions(Observer):
-    """Notes all that a step decided."""
+    """Notes all that a step decided, down to the blocks."""
 
     def __init__(self) -> None:
         self.steps: list[object] = []
@@ -69,6 +69,8 @@ class Decisions(Observer):
                 [*step.finished],
                 queues,
                 step.free_blocks,
+                [*step.evicted],
+                dict(step.hits),
             )
         )
 
@@ -119,7 +121,13 @@ def decide(values: Mapping[str, Any], seed: int) -> tuple[list[object], RunRecor
     decisions, collector = Decisions(), RunCollector(50)
     is_real = settings.executor.name != "simulated"
     clock = VirtualClock()
-    engine = build_engine(settings, REGISTRY, clock=clock, observers=[collector, decisions])
+    warm = None
+    if is_real:
+        warm = build_engine(settings, REGISTRY)
+        warm_up(warm)
+    engine = build_engine(
+        *(settings, REGISTRY), clock=clock, observers=[collector, decisions], after=warm
+    )
     try:
         if is_real:
             engine.executor = Metronome(engine.executor, clock)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -101,6 +103,19 @@ def test_what_is_asked_of_all(shared: tuple[Loop, RoutedClient]) -> None:
         assert client.health().num_unfinished == 0
 
     loop.run(check())
+
+
+def test_their_observers_write_files_of_their_own(tmp_path: Path) -> None:
+    async def check(client: RoutedClient) -> None:
+        both = [ask(client, "Hello"), ask(client, "Hello")]
+        for each in both:
+            await each.wait()
+
+    log = {"name": "decision_log", "path": str(tmp_path / "d.jsonl")}
+    with_replicas(check, observers=[log])
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["d@0.jsonl", "d@1.jsonl"]
+    for each in tmp_path.iterdir():
+        assert json.loads(each.read_text("utf-8").splitlines()[0])["step"] == 0
 
 
 def test_reports_are_merged_or_of_one(shared: tuple[Loop, RoutedClient]) -> None:

@@ -109,3 +109,20 @@ def test_what_cannot_be_asked_is_refused(
     more = [] if instead is None else ["--instead", instead]
     assert main(["replay", str(path), "--at", at, *more], {}) == BAD_USAGE
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("more", [["--at", "4", "--instead", "victim=most_blocks"], ["two.json"]])
+def test_observers_write_the_files_of_one_replay_alone(
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.json", "two.json"):
+        Path(name).write_text(json.dumps(THREE))
+    command = ["replay", "one.json", "--observers", '["decision_log"]']
+    assert main([*command, *more], {}) == BAD_USAGE
+    assert "leave observers out: all replays" in capsys.readouterr().err
+    assert main(command, {}) == 0
+    assert sorted(each.name for each in tmp_path.glob("*jsonl*")) == ["decisions.jsonl"]

@@ -118,6 +118,61 @@ def test_real_time_passes_on_an_executor_without_a_model(
     assert found["measures"]["makespan_s"] > 1, "six requests at two a second were waited for"
 
 
+def busy(folder: Path) -> str:
+    """Return a file of requests that come at once, and that one of two at a time evicts."""
+    path = folder / "busy.jsonl"
+    rows = [{"id": str(number), "at": 0, "prompt": 60, "output": 5} for number in range(6)]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return str(path)
+
+
+SMALL_CACHE = ("--num-blocks", "12", "--scheduler.max-num-seqs", "2")
+
+
+def observed(path: Path, *names: str) -> tuple[str, str]:
+    return "--observers", json.dumps(
+        [{"name": name, "path": str(path.with_stem(f"{path.stem}-{name}"))} for name in names]
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_a_real_run_is_counted_and_observed_alone(capsys: Capture, tmp_path: Path) -> None:
+    """Without its warm-up: it does what a simulated one does."""
+    workload, counts = busy(tmp_path), ("evictions", "steps", "preemptions", "hit_rate")
+    found = []
+    for name, executor in (("real", ("--real", "--executor", "memory")), ("virtual", ())):
+        log = observed(tmp_path / f"{name}.jsonl", "decision_log", "block_map")
+        measured = simulated(capsys, workload, *executor, *SMALL_CACHE, *log)["measures"]
+        found.append({each: measured[each] for each in counts})
+    assert found[0] == found[1]
+    assert found[0]["evictions"] > 0
+    real, virtual = (tmp_path / f"{name}-decision_log.jsonl" for name in ("real", "virtual"))
+    assert run("diff", str(real), str(virtual)) == 0
+    assert len(lines(real)) == found[0]["steps"]
+    maps = [lines(tmp_path / f"{name}-block_map.jsonl") for name in ("real", "virtual")]
+    for line in [line for each in maps for line in each]:
+        line.pop("time", None)
+    assert maps[0] == maps[1]
+    assert not list(tmp_path.glob("*.1"))
+
+
+@pytest.mark.parametrize("searching", [(), ("--load", "0.5"), ("--cache", "0.5")])
+def test_observers_see_one_run_and_its_file_is_kept_by_the_next(
+    capsys: Capture, tmp_path: Path, workload: str, searching: tuple[str, ...]
+) -> None:
+    log = observed(tmp_path / "d.jsonl", "decision_log", "step_log")
+    path = tmp_path / "d-decision_log.jsonl"
+    steps = [
+        simulated(capsys, workload, *searching, *log, "--seed", seed)["measures"]["steps"]
+        for seed in ("0", "1")
+    ]
+    assert [len(lines(each)) for each in (path.with_name(f"{path.name}.1"), path)] == steps
+    assert len(lines(tmp_path / "d-step_log.jsonl")) == sum(steps)
+
+
 # ---------------------------------------------------------------------- a cluster
 
 
@@ -152,6 +207,26 @@ def test_requests_are_written_to_a_file(capsys: Capture, workload: str, tmp_path
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert len(rows) == 6
     assert {row["replica"] for row in rows} == {0, 1}
+
+
+def test_each_replica_has_files_of_its_own(capsys: Capture, tmp_path: Path) -> None:
+    log = observed(tmp_path / "d.jsonl", "decision_log", "metrics")
+    found = simulated(capsys, busy(tmp_path), *BLOCKS, "--replicas", "3", *log)["replicas"]
+    for number, replica in enumerate(found):
+        trace = lines(tmp_path / f"d-decision_log@{number}.jsonl")
+        assert [line["step"] for line in trace] == [*range(replica["steps"])]
+        text = (tmp_path / f"d-metrics@{number}.jsonl").read_text("utf-8")
+        (total,) = re.findall(r"vllm:generation_tokens_total\{.*\} (.+)", text)
+        assert float(total) == replica["generated_tokens"] == 10
+    assert len(list(tmp_path.glob("d-*"))) == 6
+
+
+def test_one_replica_has_the_files_that_are_named(capsys: Capture, tmp_path: Path) -> None:
+    simulated(
+        *(capsys, busy(tmp_path), *BLOCKS, "--replicas", "1"),
+        *observed(tmp_path / "d.jsonl", "decision_log"),
+    )
+    assert [each.name for each in tmp_path.glob("d-*")] == ["d-decision_log.jsonl"]
 
 
 # ---------------------------------------------------------------------- a model
@@ -222,6 +297,16 @@ def test_a_prediction_that_is_too_far_off_fails(
     assert "+20.0%" in out
     assert "0 of 1 within 10%" in out
     assert run("lab", "validate", "--tolerance", "0.3") == 0
+
+
+@pytest.mark.parametrize("command", [["calibrate", "--output"], ["lab", "validate"]])
+def test_several_runs_write_no_files_of_observers(
+    capsys: Capture, tmp_path: Path, command: list[str]
+) -> None:
+    log = observed(tmp_path / "d.jsonl", "decision_log")
+    assert run(*command, str(tmp_path / "w.yaml"), *MODEL, *log) == 2
+    assert "leave observers out: all runs would write the same" in capsys.readouterr().err
+    assert not list(tmp_path.glob("d*"))
 
 
 def test_a_simulation_is_not_calibrated(capsys: Capture, tmp_path: Path) -> None:

@@ -101,6 +101,10 @@ def replay_command(
     if overrides := runs[0].overrides():
         told = f"settings over the scenario's own: {overrides}"
         echo(told, err=as_json)  # a trace holds nothing else
+    if runs[0].resolved.settings.observers and (len(runs) > 1 or instead is not None):
+        raise SettingsError(
+            "leave observers out: all replays would write the same files; give them for one alone"
+        )
     if at is not None or instead is not None:
         if at is None or instead is None or check or by_request or len(runs) > 1:
             raise SettingsError("--at and --instead are given together, for one scenario alone")

@@ -142,6 +142,10 @@ class MeasuredSettings(ComponentSettings):
     )
 
 
+SIMULATED = "simulated"
+"""The executor without a model, on the virtual clock."""
+
+
 class SimulatedSettings(ComponentSettings):
     """Runs no model: every step takes the time that ``cost_model`` predicts, on a virtual clock."""
 

@@ -14,6 +14,7 @@ from paged_core.plugins.component import ComponentSettings
 from paged_core.processes import ray_child
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.replicas.settings import RoutedSettings
+from paged_plugins.routing.observer_files import with_own_files
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 """Is there if the device `auto` can be a GPU."""
@@ -98,6 +99,8 @@ def engine_settings(
             changes["kv_cache_memory"] = asked / devices.count(devices[number])
         if settings.threads is None and not os.environ.get("OMP_NUM_THREADS", "").isdigit():
             changes["threads"] = max(1, (psutil.cpu_count(logical=False) or 1) // options.count)
+    if options.count > 1:
+        settings = with_own_files(settings, number)
     observers = settings.observers
     if block_events and all(each.name != BLOCK_EVENTS for each in observers):
         registry = type(settings).registry

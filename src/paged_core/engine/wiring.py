@@ -29,14 +29,16 @@ def build_engine(
     clock: Callable[[], float] | None = None,
     observers: Sequence[Observer] = (),
     future: LookupOracle | None = None,
+    after: Engine | None = None,
 ) -> Engine:
     """Build and start an engine.
 
     Args:
-        clock: in seconds; measures arrivals and deadlines. ``None``: the executor's own, if it has
-            one, or the time of this machine.
+        clock: in seconds; ``None``: the executor's own, if it has one, or the time of this machine.
         observers: notified of every event, besides those that the settings name.
         future: what requests will ask the prefix cache for, which is known in a replay.
+        after: an engine of equal settings that is used no more: its executor, which knows no
+            sequence, is taken over as it is, warm.
 
     Raises:
         SettingsError: the settings contradict each other or what the machine offers.
@@ -52,20 +54,19 @@ def build_engine(
         clock=clock,
         maker=Maker(settings, registry),
     )
-    executor: Executor = make_component(registry, "executor", settings.executor, context)
+    taken = after.executor if after else None
+    executor: Executor = taken or make_component(registry, "executor", settings.executor, context)
     with ExitStack() as on_error:
         on_error.callback(executor.close)
         if clock is None:
             clock = executor.clock if isinstance(executor, SupportsClock) else SystemClock()
         with blaming(registry, "executor", settings.executor, "started"):
-            capacity = executor.start()
+            capacity = after.capacity if after else executor.start()
         check_capacity(capacity)
         kv_cache = policies.make_kv_cache(capacity)
+        num_blocks, maker = capacity.num_blocks, context.maker
         watching = ObserverContext(
-            settings=settings,
-            num_blocks=capacity.num_blocks,
-            kv_cache=kv_cache,
-            maker=context.maker,
+            settings=settings, num_blocks=num_blocks, kv_cache=kv_cache, maker=maker
         )
         named = list[Observer](policies.observers)
         for one in settings.observers:

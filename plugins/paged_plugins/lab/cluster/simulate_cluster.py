@@ -38,6 +38,7 @@ from paged_plugins.lab.runs.work_count import CountsWork
 from paged_plugins.routing.block_events import BlockEvents, BlockEventsSettings
 from paged_plugins.routing.checked_router import CheckedRouter
 from paged_plugins.routing.load_book import LoadBook, RoutedRequest
+from paged_plugins.routing.observer_files import with_own_files
 from paged_plugins.routing.router import BlockChange, RouterContext
 from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, deciding_sequence
 from paged_plugins.workloads.workload import Workload
@@ -222,7 +223,8 @@ def simulate_cluster(
         token_gaps: dict[int, int] = {}
         replicas = []
         for number in range(num_replicas):
-            replicas.append(_build_replica(number, settings, registry, token_gaps))
+            own = with_own_files(settings, number) if num_replicas > 1 else settings
+            replicas.append(_build_replica(number, own, registry, token_gaps))
             stack.callback(replicas[-1].engine.close)
         loop = _EventLoop(replicas, router, workload, seed, on_request, advance)
         loop.run()

@@ -46,7 +46,7 @@ from paged_plugins.lab.calibration.served_loads import (
     drive,
     in_turn,
 )
-from paged_plugins.lab.commands.options import CpuTime
+from paged_plugins.lab.commands.options import CpuTime, refuse_observers
 from paged_plugins.lab.cost_models.weights_file import WeightsFile, write_weights
 from paged_plugins.lab.measures import ServiceLevel, measures, value_text
 from paged_plugins.lab.runs.run_record import RunRecord
@@ -266,6 +266,7 @@ def calibrate_command(
     steps, repeats = steps or 300, repeats or 3
     resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
     settings, registry = resolved.settings, resolved.registry
+    refuse_observers(settings)
 
     def measured(settings: EngineSettings, choose: Callable[[Engine], list[Scene]]) -> Measurement:
         """Build an engine and measure the scenes that are chosen for it."""
@@ -449,6 +450,7 @@ def validate_command(
     than the tolerance.
     """
     resolved = given.resolve(**({"threads": 1} if cpu_time else {}))
+    refuse_observers(resolved.settings)
     model = {"name": "linear", "file": str(weights)}
     simulated = given.resolve(executor="simulated", cost_model=model).settings
     with progress(4 * repeats, "validating") as advance:

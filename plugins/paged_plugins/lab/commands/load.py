@@ -9,7 +9,6 @@ import typer
 
 from paged_core.cli.options import AsJson, SettingsArgs
 from paged_core.cli.output import echo, print_json, print_table
-from paged_core.errors import SettingsError
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.commands.options import (
     Replicas,
@@ -18,6 +17,7 @@ from paged_plugins.lab.commands.options import (
     check_executor,
     executor_layer,
     parse_limits,
+    refuse_observers,
 )
 from paged_plugins.lab.load.capacity import (
     CAPACITY_SEEDS,
@@ -98,8 +98,7 @@ def capacity_command(
     ).settings
     check_executor(settings, real=False)
     refuse_unused([entry.key for entry in given.options], [settings], given.registry, replicas)
-    if settings.observers:
-        raise SettingsError("leave observers out: all runs would write the same files")
+    refuse_observers(settings)
     spec, limits = workload_spec(workload), parse_limits(limit or ())
     if note := spec.check():
         echo(note, err=True)

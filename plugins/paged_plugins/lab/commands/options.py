@@ -21,7 +21,7 @@ from paged_plugins.lab.measures import (
     MEMORY_SHARES,
     ServiceLevel,
 )
-from paged_plugins.lab.tasks.task import SIMULATED
+from paged_plugins.lab.settings import SIMULATED
 
 STUDY_FILE = "the settings of a study are in its file; write it under `base`"
 """Why options that are settings are refused."""
@@ -55,6 +55,12 @@ Replicas = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Engines behind a --router (default: one)."),
 ]
+
+
+def refuse_observers(settings: EngineSettings) -> None:
+    """Refuse observers where there are several runs."""
+    if settings.observers:
+        raise SettingsError("leave observers out: all runs would write the same files")
 
 
 def _shares(given: Any) -> Any:

@@ -36,11 +36,11 @@ from paged_plugins.lab.measures import MEASURES, ServiceLevel, measures, value_t
 from paged_plugins.lab.runs.queueing import Saturation
 from paged_plugins.lab.runs.run_record import RequestRecord, RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.lab.study.arms import Arm, PlannedArm
 from paged_plugins.lab.study.excess import excess_notes
 from paged_plugins.lab.study.study import Fractions, Study
 from paged_plugins.lab.study.unused import refuse_unused
-from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted, counting, errors_text
 from paged_plugins.workloads.named import workload_spec
 from paged_plugins.written_files import replacing

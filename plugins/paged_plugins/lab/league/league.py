@@ -17,11 +17,11 @@ from paged_core.settings.schema import settings_class
 from paged_plugins.lab.cluster.simulate_cluster import DEFAULT_ROUTER
 from paged_plugins.lab.load.fractions import fitted
 from paged_plugins.lab.results.results import Advance, run_study
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.lab.statistics.comparison import Comparison
 from paged_plugins.lab.study.arms import BASE, Arm, LabelledTable, PlannedArm, layer, setting_text
 from paged_plugins.lab.study.study import Fractions, OneWorkload, Strict, Study
 from paged_plugins.lab.tasks.pool import Runner
-from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.workloads.spec import WorkloadSpec
 
 _MEASURED, _ROOFLINE = "measured", "roofline"

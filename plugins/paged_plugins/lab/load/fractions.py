@@ -47,11 +47,14 @@ def fitted(
         EngineError: a run failed.
     """
     workloads, blocks, chosen = [], dict[str, int](), list[Mapping[str, Any]]()
+    first = study.arms[0]
+    unwatched = first.settings.model_copy(update={"observers": ()})
+    tried = replace(study, arms=[replace(first, settings=unwatched)])
     for written in study.workloads:
-        for workload, load in _loaded(study, written, runner, advance, num_seeds):
+        for workload, load in _loaded(tried, written, runner, advance, num_seeds):
             told: dict[str, Any] = {"workload": workload.name, **load}
             if study.chooses_blocks:
-                told["cache"] = _cut(study, workload, runner, advance)
+                told["cache"] = _cut(tried, workload, runner, advance)
                 blocks[workload.name] = told["cache"]["num_blocks"]
             workloads.append(workload)
             chosen.append(told)

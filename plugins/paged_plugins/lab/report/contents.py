@@ -13,11 +13,11 @@ from paged_core.cli.output import show
 from paged_plugins.lab.load.fractions import choice_sentences
 from paged_plugins.lab.measures import LATENCIES, MEASURES, Measure, value_text
 from paged_plugins.lab.results.results import FAILED, Results
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.lab.statistics import split
 from paged_plugins.lab.statistics.comparison import DECIDED, Comparison, saturation_sentences
 from paged_plugins.lab.statistics.differences import Difference, minimum_seeds
 from paged_plugins.lab.study.arms import Arm
-from paged_plugins.lab.tasks.task import SIMULATED
 from paged_plugins.progress import counted
 
 

@@ -22,6 +22,7 @@ from paged_core.request import Request
 from paged_core.requests.lookup_oracle import LookupOracle
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.settings.schema import EngineSettings
+from paged_core.step import StepInput
 from paged_plugins.lab.cost_model import StepWork
 from paged_plugins.lab.runs.run_record import (
     RunRecord,
@@ -32,6 +33,7 @@ from paged_plugins.lab.runs.run_record import (
 from paged_plugins.lab.runs.shadows import Baseline, DecisionWatch
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork, WatchedExecutor
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.workloads.rehearsal import Admissions, RehearsedOracle
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import (
@@ -238,8 +240,8 @@ def run_workload(
     """Run a workload on the executor that the settings name.
 
     With ``simulated`` time is virtual: it passes with the steps, and jumps to the next arrival
-    where nothing is to be done. With others it is this machine's, two requests warm up the
-    engine, and arrivals are waited for.
+    where nothing is to be done. With others it is this machine's, and arrivals are waited for; the
+    executor is warm, but nothing of its warm-up is counted or observed.
     Requests generate exactly as many tokens as the workload says, unless the model's length or the
     cache ends them earlier: greedily, or sampled where there are several sequences.
 
@@ -259,7 +261,7 @@ def run_workload(
         EngineError: the scheduler plans nothing although requests wait.
     """
     settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
-    watch = DecisionWatch(baseline, registry)
+    watch, is_real = DecisionWatch(baseline, registry), settings.executor.name != SIMULATED
 
     def run(
         settings: EngineSettings,
@@ -275,10 +277,9 @@ def run_workload(
             clock=clock,
             observers=[collector, observer],
             future=future,
+            after=_warm_engine(settings, registry, clock) if is_real else None,
         )
         try:
-            if not isinstance(engine.executor, SupportsClock):
-                warm_up(engine)
             return RecordedLoop(engine, collector, workload.draw(seed), advance).record()
         finally:
             engine.close()
@@ -369,8 +370,22 @@ class ClosedLoop(RecordedLoop, ABC):
             self.arrivals.add(request)
 
 
+def _warm_engine(settings: EngineSettings, registry: Registry, clock: Clock | None) -> Engine:
+    """Return an engine without observers, whose executor is warm unless its time is virtual."""
+    settings = settings.model_copy(update={"observers": ()})
+    engine = build_engine(settings, registry, clock=clock, future=LookupOracle())
+    try:
+        if not isinstance(engine.executor, SupportsClock):
+            warm_up(engine)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
 def warm_up(engine: Engine) -> None:
-    """Serve short and long requests, so that what is done once is not measured; forget them.
+    """Serve short and long requests, so that what is done once is not measured; forget them, also
+    in the executor.
 
     A small cache is written to its end: the memory of one is often mapped when it is first used,
     which takes longer than to compute what is written. The objects that live by then are left out
@@ -388,6 +403,10 @@ def warm_up(engine: Engine) -> None:
         while engine.has_unfinished:
             engine.step()
     engine.reset_prefix_cache()
+    ended = kv_cache.take_changes().removed
+    engine.executor.collect(
+        engine.executor.submit(StepInput(number=engine.num_steps, removed=ended))
+    )
     gc.unfreeze()
     gc.collect()
     gc.freeze()

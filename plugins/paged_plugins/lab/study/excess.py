@@ -10,9 +10,9 @@ from paged_core.plugins.making import make_component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
 from paged_plugins.lab.cost_model import CostModelContext
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.lab.simulation import CheckedCostModel
 from paged_plugins.lab.study.arms import PlannedArm
-from paged_plugins.lab.tasks.task import SIMULATED
 
 
 def excess_notes(arms: Sequence[PlannedArm], registry: Registry) -> list[str]:

@@ -39,11 +39,11 @@ from paged_plugins.lab.cluster.simulate_cluster import (
 from paged_plugins.lab.cost_model import CostModelContext
 from paged_plugins.lab.measures import ServiceLevel
 from paged_plugins.lab.runs.shadows import WATCHED, Baseline
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.lab.simulation import CheckedCostModel
 from paged_plugins.lab.study.arms import LabelledTable, LineOf, PlannedArm, layer, plan_arms
 from paged_plugins.lab.study.unused import draws, refuse_unused
 from paged_plugins.lab.tasks.task import (
-    SIMULATED,
     Task,
     contents,
     files_of_settings,

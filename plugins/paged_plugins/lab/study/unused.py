@@ -12,8 +12,9 @@ from paged_core.interfaces.allocator import SupportsPrefixCache
 from paged_core.plugins.component import Component
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import EngineSettings
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.lab.tasks.sources import Sources
-from paged_plugins.lab.tasks.task import SIMULATED, Task, run
+from paged_plugins.lab.tasks.task import Task, run
 from paged_plugins.workloads.spec import WorkloadSpec
 
 OF_MODELS = frozenset(
@@ -70,7 +71,7 @@ def refuse_unused(
             "seed has no effect here: no component of these runs draws; leave it out, or give "
             "--seeds for other requests (in a file: `seeds`)"
         )
-    slots = registry.slots.keys() & given.keys() - {"router"}
+    slots = registry.slots.keys() & given.keys() - {"router", "observers"}
     for settings in arms:
         if slots and settings.executor.name == SIMULATED:
             slots -= _made(settings, registry, slots)
@@ -121,8 +122,11 @@ def _says_seed(component: Component) -> bool:
 
 
 def _asked_for(settings: EngineSettings, registry: Registry) -> list[Component] | None:
-    """Return the components that an engine asks for to serve a request; ``None``: it cannot."""
+    """Return the components that an engine asks for to serve a request, without observers, which
+    may write files; ``None``: it cannot.
+    """
     watched = _WatchedRegistry(registry.plugins)
+    settings = settings.model_copy(update={"observers": ()})
     task = Task(arm="", settings=settings, workload=_ONE_REQUEST, seed=0)
     return None if run(task, watched).record is None else watched.asked
 

@@ -17,6 +17,7 @@ from paged_plugins.lab.cluster.simulate_cluster import simulate_cluster
 from paged_plugins.lab.runs.run_record import RunRecord
 from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.lab.runs.shadows import Baseline
+from paged_plugins.lab.settings import SIMULATED
 from paged_plugins.lab.tasks.packages import changed_file, digest, known_digest, stamp_of
 from paged_plugins.lab.tasks.sources import Sources, leaves
 from paged_plugins.machine import cpu_model
@@ -24,9 +25,6 @@ from paged_plugins.progress import errors_text
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.spec import WorkloadSpec
 from paged_plugins.workloads.workload import Workload
-
-SIMULATED = "simulated"
-"""The executor without a model, on the virtual clock."""
 
 
 class InputChanged(PagedCoreError):
