@@ -247,9 +247,10 @@ def test_an_adapter_is_no_model_and_not_applied_to_one(folder: Path) -> None:
     with capture_logs() as logs:
         load_runner(folder)
     assert [entry["event"] for entry in logs].count("adapter_not_applied") == 1
-    (folder / "config.json").unlink()
-    with pytest.raises(UnsupportedModel, match=r"is an adapter.*merge"):
-        load_runner(folder)
+    for path in ("model.safetensors", "config.json"):
+        (folder / path).unlink()
+        with pytest.raises(UnsupportedModel, match=r"is an adapter.*merge"):
+            load_runner(folder)
 
 
 def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:

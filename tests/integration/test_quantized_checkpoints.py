@@ -622,6 +622,12 @@ def test_runner_transformers_names_a_method_that_it_does_not_know(
         LLM(str(folder), runner="transformers", num_blocks=40)
 
 
+def test_what_a_package_has_given_up_is_no_damage(tmp_path: Path) -> None:
+    folder = write(make(), tmp_path, AGAIN["compressed int4, act-order"])
+    with pytest.raises(UnsupportedModel, match=r"not support: .*actorder.*set runner to native"):
+        LLM(str(folder), runner="transformers", num_blocks=40)
+
+
 def test_pickles_are_refused(copied: Callable[[str], Path]) -> None:
     folder = copied("gptq")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")

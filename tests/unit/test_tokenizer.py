@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -120,11 +121,16 @@ def tokenizers_by_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ch
 
 
 def added_by_output(prompt: str, whole: str) -> str:
-    """The rest of ``whole`` after what it has in common with ``prompt``."""
+    """The rest of ``whole`` after what it has in common with ``prompt``.
+
+    Marks for the bytes of its last characters, which are invalid beside others, are the prompt's.
+    """
     count = 0
     while count < min(len(prompt), len(whole)) and prompt[count] == whole[count]:
         count += 1
-    return whole[count:]
+    left = prompt[count:]
+    marks = "" if "\ufffd" in left else "\ufffd" * len(left.encode())
+    return whole[count:].removeprefix(marks)
 
 
 def pieces_of(
@@ -163,6 +169,14 @@ def test_any_text_comes_back_in_whole_characters(
     if kind != "byte_fallback":
         assert "".join(pieces) == text
     assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
+
+
+def test_bytes_that_make_those_of_the_prompt_invalid_have_a_mark_each(
+    tokenizers_by_kind: dict[str, CheckpointTokenizer],
+) -> None:
+    tokenizer = tokenizers_by_kind["byte_fallback"]
+    invalid = tokenizer.encode("ç")[1:2]  # the first of its two bytes
+    assert "".join(pieces_of(tokenizer, tokenizer.encode("abΩ"), [invalid] * 3)) == "\ufffd" * 3
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "byte_level_by_windows"])
@@ -576,6 +590,15 @@ def test_an_older_format_goes_through_transformers(tmp_path: Path) -> None:
     ids = loaded.encode(text)
     assert loaded.decode([*ids, *loaded.special_ids]) == text
     assert "".join(pieces_of(loaded, [], [[token_id] for token_id in ids])) == text
+
+
+def test_ranks_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    (tmp_path / "tiktoken.model").write_text("IQ== 0\nIg== 1\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TikTokenTokenizer"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match="pip install tiktoken"):
+        load_tokenizer(str(tmp_path))
 
 
 # --- chat -----------------------------------------------------------------------------------------

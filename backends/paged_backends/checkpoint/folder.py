@@ -192,10 +192,7 @@ class Checkpoint:
             if (graph := _foreign_graph(folder)) is not None:
                 raise _graph_refused(graph)
             if (folder / ADAPTER).exists():
-                raise UnsupportedModel(
-                    f"{folder} is an adapter (LoRA) to another model, which cannot be served by "
-                    "itself; merge the two (`merge_and_unload` of peft), and save the result"
-                )
+                raise _adapter_refused(folder)
             raise CheckpointError(
                 f"{folder} has no config.json, so it is not a model; give the folder that "
                 "`save_pretrained` wrote, a GGUF file (one of the hub: ID:NAME.gguf), or a hub id"
@@ -287,10 +284,19 @@ class Checkpoint:
             )
         if (graph := _foreign_graph(self.folder)) is not None:
             raise _graph_refused(graph)
+        if (self.folder / ADAPTER).exists():
+            raise _adapter_refused(self.folder)
         raise damaged(
             f"{self.folder} has a configuration but no weights: expected model.safetensors, or "
             "model.safetensors.index.json and the files that it names"
         )
+
+
+def _adapter_refused(folder: Path) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{folder} is an adapter (LoRA) to another model, which cannot be served by itself; merge "
+        "the two (`merge_and_unload` of peft), and save the result"
+    )
 
 
 def _with_quantization(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:

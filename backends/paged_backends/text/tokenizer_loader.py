@@ -41,6 +41,7 @@ _OTHER_FORMATS = (
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "tiktoken.model",
     "tekken.json",
     "vocab.json",
     "vocab.txt",

@@ -115,7 +115,10 @@ def _held(text: str) -> int:
 
 
 def _num_shared(base: str, text: str, end: int) -> int:
-    """Return how many leading characters ``base`` and ``text[:end]`` have in common."""
+    """Return how many leading characters ``base`` and ``text[:end]`` have in common.
+
+    A run of bytes that is invalid with those of the output has a U+FFFD for each of ``base`` too.
+    """
     if text.startswith(base) and end >= len(base):
         return len(base)
     count = 0
@@ -123,4 +126,6 @@ def _num_shared(base: str, text: str, end: int) -> int:
         if one != other:
             break
         count += 1
-    return count
+    left = base[count:]
+    marks = "" if REPLACEMENT in left else REPLACEMENT * len(left.encode(errors="replace"))
+    return count + len(marks) if text.startswith(marks, count) else count

@@ -114,7 +114,7 @@ def _check_index(checkpoint: Checkpoint) -> None:
 
 def _unloadable(
     checkpoint: Checkpoint, error: Exception, weights: StoredWeights
-) -> CheckpointError:
+) -> CheckpointError | UnsupportedModel:
     if (odd := odd_expert(weights.shapes)) is not None:
         return damaged(f"in {checkpoint.folder}, {odd}")
     again = "compare config.json with that of its source, or download it again"

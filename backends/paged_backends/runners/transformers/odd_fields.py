@@ -20,7 +20,7 @@ from paged_backends.checkpoint.json_file import (
     is_number,
     one_line,
 )
-from paged_core.errors import CheckpointError
+from paged_core.errors import CheckpointError, UnsupportedModel
 from paged_core.field_rules import shown
 
 _COMMON = {
@@ -30,19 +30,30 @@ _COMMON = {
     **{"rope_type": "default", "rope_theta": 10000.0},
 }
 """Defaults of fields that many architectures read and do not declare, or leave out by default."""
+_LIMIT = re.compile(r"has been removed|no longer supported|is a per-layer attribute")
+"""What a library says of something that it has not."""
 _CONFIGURATIONS = ("text_config", "text_encoder", "decoder", "generator", "decoder_config")
 
 
-def blamed(checkpoint: Checkpoint, error: Exception) -> CheckpointError | None:
+def blamed(checkpoint: Checkpoint, error: Exception) -> CheckpointError | UnsupportedModel | None:
     """Return an error of the library with the fields that are its likely cause, if there are any.
+
+    Where it says what this version of it has not, a field is no cause.
 
     They are those that the error names, by themselves or by their values; otherwise those that no
     model can be computed with, and those that its architecture does not declare and may trip over;
     otherwise nulls, or what is divided by. A value that is merely unusual is no cause.
     """
     kind = checkpoint.model_type
-    if kind not in transformers.CONFIG_MAPPING or "is a per-layer attribute" in str(error):
+    if kind not in transformers.CONFIG_MAPPING:
         return None
+    if _LIMIT.search(str(error)):
+        return UnsupportedModel(
+            f"{checkpoint.config_path} needs what the installed packages do not support: "
+            f"{one_line(error, 400)}; take other versions of transformers and of the package of "
+            "the quantisation",
+            ", or set runner to native, which may have it",
+        )
     try:
         usual = transformers.CONFIG_MAPPING[kind]().to_dict()
     except Exception:  # noqa: BLE001 - some architectures have no defaults
