@@ -31,7 +31,7 @@ _COMMON = {
 }
 """Defaults of fields that many architectures read and do not declare, or leave out by default."""
 _LIMIT = re.compile(r"has been removed|no longer supported|is a per-layer attribute")
-"""What a library says of something that it has not."""
+"""Words of a library for something that it lacks."""
 _CONFIGURATIONS = ("text_config", "text_encoder", "decoder", "generator", "decoder_config")
 
 
