@@ -42,6 +42,8 @@ ADDED = ("float32", "bfloat16", "float16")
 OTHERS = ("float64", "int64", "int32", "uint8", "bool")
 _MEETING = 60.0
 """Seconds, where no rank is to be lost: processes import a tensor library."""
+_DEADLINE = 4.0
+"""Seconds, where they are measured."""
 _ORDERED = {
     "float32": ((1e8, 1.0, -1e8), (16777216.0, 1.0, 1.0), (0.1, 0.2, 0.3), (3e38, 3e38, -3e38)),
     "bfloat16": ((256.0, 1.0, 1.0), (1.0, 0.00390625, 0.00390625), (-256.0, -1.0, -1.0)),
@@ -285,6 +287,23 @@ class CommunicatorConformance(ComponentConformance):
                 self.check_lost(group, self.answer(group, rank)[0], [1])
             group.start(1, calls)
             self.check_lost(group, self.answer(group, 1)[0])
+
+    def test_those_who_come_late_put_off_no_deadline(self) -> None:
+        """One comes shortly before it, and one never does; a busy machine has three trials."""
+        calls: list[Call] = [("all_reduce", _random("float32", (4,), 0), 0)]
+        found: list[float] = []
+        while not found or found[-1] > 1.6 * _DEADLINE:
+            assert len(found) < 3, (
+                f"a rank gives up after {found} s, and is to after {_DEADLINE:g}: the deadline of "
+                "an operation is one, whoever comes meanwhile"
+            )
+            with self.group(3, _DEADLINE) as group:
+                group.start(1, calls)
+                group.start(0, [("pause", 0.9 * _DEADLINE, 0), *calls])
+                lost = self.answer(group, 1)[0]
+                self.check_lost(group, lost)
+                self.answer(group, 0, 2)
+            found.append(lost[2])
 
     @pytest.mark.parametrize(
         "lost", ["SIGKILL 0", "SIGKILL 2", "SIGKILL 0 1 2", "SIGSTOP 0", "SIGSTOP 1"]

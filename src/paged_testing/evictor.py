@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from random import Random
@@ -194,17 +195,20 @@ class EvictorCases(ComponentConformance):
             f"among 64 blocks{of}, {large:.0f} among 512; it may grow no faster than the logarithm"
         )
 
-    @pytest.mark.parametrize("what", ["evictions", "hits"])
+    @pytest.mark.parametrize("what", ["evictions", "hits", "returns"])
     def test_its_memory_does_not_grow_with_the_number_of(self, what: str) -> None:
-        """Contents are new all the time, or 16 of them are hit again and never evicted."""
+        """Contents are new all the time, and may each come back once after they were hit and
+        evicted; or 16 of them are hit again and never evicted."""
         evictor, clock = self.make(16), count(1)
 
         def add(block: BlockId) -> None:
             now = next(clock)
             info = BlockInfo(4, now // 16, now, 1 + block, block, now)
-            if what == "evictions":
+            if what != "hits":
                 key, step, parent = -now << 40, now - now % 3, (1 - now) << 40
                 info = BlockInfo(4, now % 4, now, now, key, step, parent)
+            if what == "returns":  # every second time
+                info = replace(info, content_key=-(now // 2) << 40, num_hits=1 - now % 2)
             if isinstance(evictor, SupportsDemand) and info.content_key is not None:
                 evictor.wanted(info.content_key, True)
                 evictor.wanted(info.content_key, False)
@@ -213,12 +217,15 @@ class EvictorCases(ComponentConformance):
         def go_on(times: int) -> None:
             for number in range(times):
                 used = BlockId(number % 16)
-                evictor.remove(used)
+                if what == "returns":
+                    evictor.evict()
+                else:
+                    evictor.remove(used)
                 add(used)
                 if what == "evictions":
                     add(evictor.evict())
 
-        for number in range(16):
+        for number in range(1 if what == "returns" else 16):
             add(BlockId(number))
         grown = bytes_left(partial(go_on, 3000), partial(go_on, 500))
         assert grown < 18_000, (

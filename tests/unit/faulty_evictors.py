@@ -134,6 +134,20 @@ class PackingEvictor(LruEvictor):
         return BlockId(super().evict() & 0xFFFF)
 
 
+class CreditEvictor(LruEvictor):
+    """Keeps what had hits when it left and came back."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        gone, credit = (self.__dict__.setdefault(each, {}) for each in ("gone", "credit"))
+        if info.content_key in gone:
+            credit[info.content_key] = gone.pop(info.content_key)
+        elif info.num_hits:
+            gone[info.content_key] = info.num_hits
+            if len(gone) > 16:
+                del gone[next(iter(gone))]
+        super().add(block, info)
+
+
 class ScanningEvictor(LruEvictor):
     """Looks for wanted content in all blocks."""
 
