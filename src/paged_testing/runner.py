@@ -257,10 +257,16 @@ class RunnerConformance(ComponentConformance):
         assert all(torch.equal(each, wanted) for each in found), f"logits differ where {said}"
         assert torch.equal(alone, self.logits_of(self.make(), prompt))
 
-    def test_positions_differ_up_to_the_longest_sequence(self) -> None:
+    @pytest.mark.parametrize("values", [{}, {"dtype": "bfloat16"}], ids=["", "in bfloat16"])
+    def test_positions_differ_up_to_the_longest_sequence(self, values: Mapping[str, Any]) -> None:
         """Queries and keys of one token at any two positions, where layers do not see to them."""
         torch: Any = import_module("torch")
-        runner = self.make()
+        try:
+            runner = self.make(**values)
+        except PagedCoreError as error:
+            if not values:
+                raise
+            pytest.skip(str(error))
         if any(each.alibi_slopes for each in runner.layers):
             pytest.skip("the scores of its attention depend on positions")
         limit = runner.max_model_len or 4096

@@ -195,6 +195,14 @@ class BatchesRunner(NativeRunner):
         return super().forward(buffer.copy_(tokens), positions, attend)
 
 
+class RoundedPlacesRunner(NativeRunner):
+    """Turns positions into numbers of the model's dtype."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Any, /) -> Tensor:
+        rounded = positions.to(getattr(torch, self.layers[0].dtype))
+        return super().forward(tokens, rounded.to(positions.dtype), attend)
+
+
 class WholeRunner(NativeRunner):
     """Computes the whole model on each of several ranks."""
 

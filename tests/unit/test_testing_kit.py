@@ -110,7 +110,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "ByNamePredictor": "if none was before it",
     "DividingOrder": "ZeroDivisionError",
     **dict.fromkeys(("SleepingOrder", "SleepingObserver"), "sleeps: the engine waits"),
-    "SkippingEvictor": "each of which depends on another and is wanted",
+    "SkippingEvictor": r"each of which depends on another \(telling",
     "UncountingAdmission": "one burst after the other",
     "EmptyingObserver": "event [0-9]+ is",
     "OneFileObserver": "raised and was dropped",
@@ -152,7 +152,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "NamelessThinkFormat": "stop strings would count within them",
     "MarklessThinkFormat": "where it is a special token",
     "BackwardsQueueScheduler": "the next one first",
-    "RereadingScheduler": "in which requests decode",
+    "RereadingScheduler": "where requests are short",
     "ShrinkingScheduler": "one burst after the other",
     **dict.fromkeys(
         (

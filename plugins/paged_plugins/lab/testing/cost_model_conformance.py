@@ -131,7 +131,7 @@ class CostModelConformance(Repeats):
         """The same works are asked for in another order."""
         varied = [
             replace(work, **{part: getattr(work, part) + more})
-            for work, part, more in product((*step_works(), _A_STEP), _PARTS, (0, 1))
+            for work, part, more in product((*step_works(), _A_STEP), _PARTS, (0, 1, 200))
         ]
         forwards, backwards = self.make_cost_model(), self.make_cost_model()
         first = [_told(forwards, work) for work in varied]
