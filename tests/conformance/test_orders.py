@@ -120,7 +120,7 @@ def level(group: SequenceGroup) -> int:
 
 def place(group: SequenceGroup, now: float) -> tuple[int, float]:
     """Its level and arrival, or since when it is on the highest one."""
-    key, due = (level(group), group.arrival), group.arrival + 50.0
+    key, due = (level(group), group.arrival), group.waiting_since + 50.0
     return min(key, (0, due)) if due <= now else key
 
 

@@ -292,6 +292,7 @@ class TestService:
             "makespan_s": 0,
             "refused": 0,
             "failed": 0,
+            "cut": 0,
         }
 
 

@@ -146,15 +146,16 @@ def running_views(
     ended: Iterable[int] = (),
     *,
     grown: bool = True,
+    first: int = 0,
 ) -> list[SettableView]:
-    """Return views of requests that run, partly computed; each is one sequence, so that none has
-    `ended`, and none has generated anything (`grown`)."""
+    """Return views of requests that run, partly computed, numbered from `first` on; each is one
+    sequence, so that none has `ended`, and none has generated anything (`grown`)."""
     views = []
-    for number, (request, share) in enumerate(zip(requests, computed, strict=False)):
+    for number, (request, share) in enumerate(zip(requests, computed, strict=False), first):
         view = view_of(request, number, cache)
         count = 1 + share % len(request.prompt)
-        first = 100 * number
-        cache.manager.held[view.id] = list(range(first, first + -(-count // cache.block_size)))
+        block = 100 * number
+        cache.manager.held[view.id] = list(range(block, block + -(-count // cache.block_size)))
         view.inner.num_computed_tokens = count
         view.status = Status.RUNNING
         views.append(view)
