@@ -221,13 +221,13 @@ class HasNotReturned(BaseException):
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Raise in what computes for 10 s, or waits for 60, as pytest-timeout would."""
+    """Raise in what computes for 20 s, or waits for 60, as pytest-timeout would."""
 
     def end(number: int, frame: FrameType | None) -> None:
         name = frame.f_code.co_qualname if frame else ""
         raise HasNotReturned(f"has not returned, in {name}")
 
-    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 10), (signal.SIGALRM, signal.ITIMER_REAL, 60))
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 20), (signal.SIGALRM, signal.ITIMER_REAL, 60))
     before = [(number, signal.signal(number, end)) for number, _, _ in timers]
     for _, timer, seconds in timers:
         signal.setitimer(timer, seconds, 0.5)  # an engine that recovers may wait again
