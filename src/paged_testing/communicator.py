@@ -43,7 +43,7 @@ OTHERS = ("float64", "int64", "int32", "uint8", "bool")
 _MEETING = 60.0
 """Seconds, where no rank is to be lost: processes import a tensor library."""
 _DEADLINE = 4.0
-"""Seconds, where they are measured."""
+"""Seconds of a group whose deadline is measured."""
 _ORDERED = {
     "float32": ((1e8, 1.0, -1e8), (16777216.0, 1.0, 1.0), (0.1, 0.2, 0.3), (3e38, 3e38, -3e38)),
     "bfloat16": ((256.0, 1.0, 1.0), (1.0, 0.00390625, 0.00390625), (-256.0, -1.0, -1.0)),
@@ -288,14 +288,14 @@ class CommunicatorConformance(ComponentConformance):
             group.start(1, calls)
             self.check_lost(group, self.answer(group, 1)[0])
 
-    def test_those_who_come_late_put_off_no_deadline(self) -> None:
-        """One comes shortly before it, and one never does; a busy machine has three trials."""
+    def test_ranks_that_arrive_late_put_off_no_deadline(self) -> None:
+        """One arrives shortly before it, and one never does; a busy machine has three trials."""
         calls: list[Call] = [("all_reduce", _random("float32", (4,), 0), 0)]
         found: list[float] = []
         while not found or found[-1] > 1.6 * _DEADLINE:
             assert len(found) < 3, (
                 f"a rank gives up after {found} s, and is to after {_DEADLINE:g}: the deadline of "
-                "an operation is one, whoever comes meanwhile"
+                "an operation is one, whichever ranks arrive meanwhile"
             )
             with self.group(3, _DEADLINE) as group:
                 group.start(1, calls)

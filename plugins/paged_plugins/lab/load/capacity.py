@@ -192,8 +192,9 @@ def written_rate(workload: WorkloadSpec) -> float:
 
 def _least_requests(workload: WorkloadSpec) -> int:
     """Return the requests of a run at least; a trace may have fewer."""
-    whole = workload.requests or _LEAST_OF_TRACE if workload.trace else 0
-    return max(_LEAST_REQUESTS, whole)
+    if not workload.trace:
+        return _LEAST_REQUESTS
+    return max(_LEAST_REQUESTS, workload.requests or _LEAST_OF_TRACE)
 
 
 def _num_requests(workload: WorkloadSpec) -> int:

@@ -172,8 +172,10 @@ def rate_unit(capacity: Mapping[str, Any]) -> str:
 
 
 def capacity_text(capacity: Mapping[str, Any]) -> str:
-    """Return a capacity with its interval, of a document: ``19.4 [19.0, 19.8], 4 seeds``; of a part
-    of a trace with what that is."""
+    """Return a capacity with its interval, of a document: ``19.4 [19.0, 19.8], 4 seeds``.
+
+    Of a trace that was not looked at as a whole, also by how many of its requests.
+    """
     ends = capacity["low"], capacity["high"]
     interval = "" if None in ends else " [{:.4g}, {:.4g}]".format(*ends)
     found = f"{capacity['rate']:.4g}{interval}, {counted(len(capacity['rates']), 'seed')}"
