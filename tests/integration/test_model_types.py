@@ -42,6 +42,45 @@ SIZES: dict[int, str] = {
     0: "pad_token_id",
 }
 
+COMMON = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+GIVEN: dict[str, dict[str, Any]] = {
+    "bamba": COMMON | MAMBA | {"attn_layer_indices": [1]},
+    "dbrx": {
+        **{"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 300},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "hidden_size": 64},
+    },
+    "dots1": COMMON | EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    "falcon": {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2},
+    "gemma4_text": COMMON | WINDOWS | {"hidden_size_per_layer_input": 0, "global_head_dim": 32},
+    "gemma4_unified_text": COMMON | WINDOWS,
+    "gpt_neo": {"hidden_size": 64, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": COMMON | MAMBA | {"layer_types": ["mamba", "attention"]},
+    "hunyuan_v1_dense": COMMON,
+    "hunyuan_v1_moe": COMMON | EXPERTS | {"moe_topk": 2},
+    "laguna": COMMON | WINDOWS | EXPERTS | {"num_attention_heads_per_layer": [4, 8]},
+    "lfm2_moe": COMMON | EXPERTS | {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16},
+    "ministral": COMMON | WINDOWS,
+    "nemotron": COMMON,
+    "qwen4_exp_text": COMMON,
+    "zaya": COMMON | {"num_experts": 4, "num_experts_per_tok": 1},
+}
+"""Small configurations of types whose fields depend on each other."""
+
 
 def shrunk(config: Any) -> Any:
     """The configuration, with a few layers of a few heads; one layer of each kind that it lists."""
@@ -66,7 +105,8 @@ def shrunk(config: Any) -> Any:
 )
 def test_a_type_is_served_or_refused_by_what_it_needs(kind: str, tmp_path: Path) -> None:
     try:
-        config = shrunk(transformers.CONFIG_MAPPING[kind]())
+        made = transformers.CONFIG_MAPPING[kind]
+        config = made(**GIVEN[kind]) if kind in GIVEN else shrunk(made())
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.save_pretrained(tmp_path)
         transformers.AutoConfig.from_pretrained(tmp_path)

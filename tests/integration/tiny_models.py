@@ -97,6 +97,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         vocab_size_per_layer_input=300,
         hidden_size_per_layer_input=8,
     ),
+    "gemma4_unified": of(  # whose tokens of an image see each other
+        "Gemma4Unified",
+        {},
+        text_config=_COMMON
+        | _GEMMA
+        | {"layer_types": _WINDOWS, "model_type": "gemma4_unified_text"},
+    ),
     "mixtral": of("Mixtral", num_local_experts=4),
     "qwen3_moe": of(
         "Qwen3Moe", head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32

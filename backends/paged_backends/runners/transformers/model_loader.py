@@ -252,6 +252,9 @@ def _config(checkpoint: Checkpoint, device: torch.device, *, trust_remote_code: 
             f"{one_line(error, 300)}"
         ) from error
     config.return_dict = True  # as outputs are read
+    text = config.get_text_config()
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        text.use_bidirectional_attention = None  # it is of the tokens of an image, and none come
     method = checkpoint.quantized_as
     if method in ("compressed-tensors", "mxfp4") or (method == "fp8" and device.type == "cpu"):
         # at once: not in the first call of the whole model, whose parts are called here, and not
