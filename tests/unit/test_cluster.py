@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from paged_core.engine.contexts import EvictorContext
 from paged_core.errors import EngineError, SettingsError
 from paged_core.plugins.registry import Registry
 from paged_core.request import Request
@@ -22,6 +23,7 @@ from paged_plugins.lab.runs.run_workload import run_workload
 from paged_plugins.routing.router import ReplicaLoad, Router, RouterContext
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.workload import ListedWorkload, Workload
+from paged_policies.evictors.random import RandomEvictor
 from paged_testing import registry_with
 from unit.cluster_doubles import CROWDS, IDLE, IGNORING, LOOKING, SERVED, STEP, Crowd, LookingRouter
 from unit.faulty_settings import registry_of
@@ -249,6 +251,8 @@ class TestProperties:
         assert sum(each.num_generated for each in record.replicas) == sum(
             request.num_output for request, _ in ended
         )
+        preempted = sum(request.num_preemptions for request, _ in ended)
+        assert record.totals.num_preemptions == preempted
 
     @QUICK
     @given(SERVED, POLICIES, st.integers(0, 3))
@@ -272,6 +276,22 @@ class TestProperties:
 
 
 class TestService:
+    def test_what_is_drawn_goes_by_run_setting_and_replica(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seeds, make = [], RandomEvictor.__init__
+
+        def made(self: RandomEvictor, options: Any, context: EvictorContext) -> None:
+            seeds.append(context.seed)
+            make(self, options, context)
+
+        monkeypatch.setattr(RandomEvictor, "__init__", made)
+        for setting, run in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            settings = engine_settings(evictor="random", seed=setting)
+            served(settings, listed(asks("a", 0.0)), run, num_replicas=3)
+        assert (seeds[0], seeds[3]) == (0, 1)
+        assert len({*seeds}) == 12
+
     def test_measures_replicas_by_their_tokens(self) -> None:
         workload = listed(asks("a", 0.0, output=9), asks("b", 0.0, output=3))
         record, _ = served(engine_settings(router="round_robin"), workload, num_replicas=2)

@@ -88,6 +88,11 @@ class TestSpec:
             ({"lengths": {"prompt": {"uniform": [9, 1]}, "output": 1}}, "exchange them"),
             ({"trace": "requests.jsonl", "lengths": "alpaca"}, "leave `lengths` out"),
             (
+                {"trace": {"file": "a.csv", "scale": 0.5}, "arrivals": {"poisson": {"rate": 1}}},
+                "not used; leave its `scale` out",
+            ),
+            ({"lengths": {"trace": {"file": "a.csv", "scale": 2}}}, "leave its `scale` out"),
+            (
                 {"mix": [{"prefixes": {"system": {"tokens": 1, "count": 60_000}}}] * 2},
                 "more than 100,000 shared texts",
             ),

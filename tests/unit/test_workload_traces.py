@@ -67,6 +67,8 @@ MOONCAKE = """{"timestamp": 1000, "input_length": 1100, "output_length": 52, "ha
 VLLM_BENCH = """{"prompt": "What is the capital of India?", "output_tokens": 10}
 
 {"prompt": "xyz"}
+{"prompt": "xyz", "output_tokens": 0}
+{"prompt": "", "output_tokens": 5}
 """
 VLLM_RESULT = """{"endpoint_type": "openai", "num_prompts": 8, "completed": 7, \
 "total_input_tokens": 401, "start_times": [2283.418, 2283.726, 2284.146, 2283.951], \
@@ -159,7 +161,7 @@ class TestPublicTraces:
         assert (second.num_new, second.output) == (1, 256)
         note = parse_spec({"trace": str(tmp_path / "custom.jsonl")}, "").check()
         assert note is not None
-        assert note.startswith("note: 1 of 2 lines of ")
+        assert note.startswith("note: 1 of 4 lines of ")
 
     @pytest.mark.parametrize("indent", [None, 2])
     def test_a_result_of_vllm_bench(self, tmp_path: Path, indent: int | None) -> None:
@@ -190,7 +192,11 @@ class TestPublicTraces:
             (VLLM_LOG.replace("Generated", "x"), "no request in it has both lengths; start vLLM"),
             (VLLM_LOG.replace("11-30 00:00:02", "01-01 00:00:02"), "it arrives before the request"),
             (ACCESS_LOG.replace('"seconds": 3.5', '"seconds": -1'), "line 4: seconds"),
-            ("", "its format is unknown"),
+            ("", "it is empty"),
+            (
+                '{"prompt": 10, "outputs": 4}\n',
+                "outputs: no such key; did you mean 'output'",
+            ),
             ("time,tokens\n1,2\n", "its format is unknown"),
             ('{"tokens": 5}\n', "its format is unknown"),
             (AZURE_2023 + "yesterday,1,1\n", "line 6: 'yesterday' is no time"),
@@ -218,7 +224,7 @@ class TestPublicTraces:
             (VLLM_RESULT.replace("[5, ", "["), "are not of one length"),
             (f"{VLLM_RESULT}\n{VLLM_RESULT}", "other results follow"),
             (VLLM_BENCH + '{"prompt": "a", "output_token": 9}\n', "did you mean 'output_tokens'?"),
-            (VLLM_BENCH + '{"prompt": ["a"]}\n', "line 4: `prompt` is no text"),
+            (VLLM_BENCH + '{"prompt": ["a"]}\n', "line 6: `prompt` is no text"),
             (
                 VLLM_BENCH + '{"prompt": "a", "output_tokens": "9"}\n',
                 "`output_tokens` is no number",

@@ -72,6 +72,13 @@ class WorkloadSpec(RequestClass):
             raise PydanticCustomError(
                 "trace", f"the trace says what is asked; leave `{drawn[0]}` out"
             )
+        without_times = [each.lengths for each in (self, *self.mix)]
+        unused = [each.trace for each in without_times if isinstance(each, TraceLengths)]
+        unused += [self.trace] if self.trace and self.arrivals else []
+        if any(trace.scale != 1 for trace in unused):
+            raise PydanticCustomError(
+                "scale", "the times of this trace are not used; leave its `scale` out"
+            )
         if self.batch is not None:
             drawn += sorted(self.model_fields_set & {"trace", "arrivals", "requests"})
             if drawn:
@@ -155,15 +162,18 @@ class WorkloadSpec(RequestClass):
 
     def faster(self, factor: float) -> WorkloadSpec:
         """Return the same requests, whose first ones arrive so many times as fast."""
-        arrivals = {"arrivals": self.arrivals.faster(factor)} if self.arrivals else {}
-        trace = {"trace": self.trace.faster(factor)} if self.trace else {}
+        first: dict[str, Any] = {}
+        if self.arrivals:
+            first["arrivals"] = self.arrivals.faster(factor)
+        elif self.trace:
+            first["trace"] = self.trace.faster(factor)
         mix = tuple(
             one.model_copy(update={"arrivals": one.arrivals.faster(factor)})
             if one.arrivals
             else one
             for one in self.mix
         )
-        return self.model_copy(update={**arrivals, **trace, "mix": mix})
+        return self.model_copy(update={**first, "mix": mix})
 
     def traces(self) -> Iterator[Trace]:
         """Yield the files that it reads."""

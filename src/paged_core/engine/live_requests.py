@@ -87,7 +87,6 @@ class LiveRequests:
                 group.num_cached, group.admitted_at = cached, now
         for group in (*plan.preempted, *plan.swapped_out):
             group.waiting_since = now  # for schedulers that set the status alone
-        for group in plan.preempted:
             group.num_preemptions += 1
         self.demand.update((*(group for group, _ in plan.admitted), *plan.preempted), self._kv)
 

@@ -40,6 +40,7 @@ from paged_plugins.routing.checked_router import CheckedRouter
 from paged_plugins.routing.load_book import LoadBook, RoutedRequest
 from paged_plugins.routing.observer_files import with_own_files
 from paged_plugins.routing.router import BlockChange, RouterContext
+from paged_plugins.seeds import derived_seed
 from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, deciding_sequence
 from paged_plugins.workloads.workload import Workload
 
@@ -196,7 +197,7 @@ def simulate_cluster(
 
     Args:
         settings: of each engine; without a ``router``, requests go to each replica in turn.
-        seed: of the workload; that of the engines and of the router is raised by it.
+        seed: of the workload; what engines and router draw goes by it and the setting ``seed``.
         on_request: called with each request that ended, in that order.
         advance: called with the number of requests that have ended since its last call.
         baseline: as of :func:`~paged_plugins.lab.runs.run_workload.run_workload`.
@@ -213,7 +214,7 @@ def simulate_cluster(
             "in a cluster a step is planned when the last one has ended; "
             "leave `async_scheduling` out"
         )
-    settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
+    settings = settings.model_copy(update={"seed": derived_seed(seed, "setting", settings.seed)})
     watch = DecisionWatch(baseline, registry)
     registry = watch.registry
     with ExitStack() as stack:
@@ -224,6 +225,7 @@ def simulate_cluster(
         replicas = []
         for number in range(num_replicas):
             own = with_own_files(settings, number) if num_replicas > 1 else settings
+            own = own.model_copy(update={"seed": derived_seed(settings.seed, "replica", number)})
             replicas.append(_build_replica(number, own, registry, token_gaps))
             stack.callback(replicas[-1].engine.close)
         loop = _EventLoop(replicas, router, workload, seed, on_request, advance)

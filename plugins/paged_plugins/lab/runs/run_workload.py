@@ -34,6 +34,7 @@ from paged_plugins.lab.runs.shadows import Baseline, DecisionWatch
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork, WatchedExecutor
 from paged_plugins.lab.settings import SIMULATED
+from paged_plugins.seeds import derived_seed
 from paged_plugins.workloads.rehearsal import Admissions, RehearsedOracle
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import (
@@ -249,7 +250,7 @@ def run_workload(
     :class:`~paged_plugins.workloads.rehearsal.RehearsedOracle`.
 
     Args:
-        seed: of the workload; the engine's own is raised by it.
+        seed: of the workload; what the engine draws goes by it and the setting ``seed``.
         max_samples: steps of which the record keeps a sample, at most.
         clock: of the engine; ``None``: the executor's own, or this machine's.
         advance: called with the number of requests that ended, from time to time.
@@ -260,7 +261,7 @@ def run_workload(
         CheckpointError, UnsupportedModel: the model cannot be loaded.
         EngineError: the scheduler plans nothing although requests wait.
     """
-    settings = settings.model_copy(update={"seed": (settings.seed + seed) % 2**63})
+    settings = settings.model_copy(update={"seed": derived_seed(seed, "setting", settings.seed)})
     watch, is_real = DecisionWatch(baseline, registry), settings.executor.name != SIMULATED
 
     def run(

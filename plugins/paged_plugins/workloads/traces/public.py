@@ -242,10 +242,12 @@ def read_vllm_bench(path: Path, count_tokens: TokenCount) -> Iterator[WorkloadRe
         if "output_tokens" not in values and (near := get_close_matches("output_tokens", values)):
             raise TraceError(path, number, f"{near[0]}: no such key; did you mean 'output_tokens'?")
         prompt, output = values.get("prompt"), values.get("output_tokens", _VLLM_BENCH_OUTPUT)
-        if not isinstance(prompt, str) or not prompt:
+        if not isinstance(prompt, str):
             raise TraceError(path, number, "`prompt` is no text")
-        if type(output) is not int or not 0 < output <= MAX_TOKENS:
+        if type(output) is not int or not 0 <= output <= MAX_TOKENS:
             raise TraceError(path, number, f"`output_tokens` is no number up to {MAX_TOKENS:,}")
+        if not prompt or not output:
+            continue
         content = (own.take(max(1, count_tokens(prompt))),)
         name = str(index)
         yield WorkloadRequest(id=name, prompt=content, output=output, session=name)

@@ -138,6 +138,8 @@ def recognise(path: Path) -> TraceFormat:
     except OSError as error:
         raise TraceError(path, None, f"it cannot be read: {error.strerror}") from None
     begin = head[:1]
+    if not begin:
+        raise TraceError(path, None, "it is empty")
     try:
         if begin not in (b"{", b"[") and (log := log_format(head.decode("utf-8", "replace"))):
             return FORMATS[log]
@@ -150,6 +152,8 @@ def recognise(path: Path) -> TraceFormat:
     else:
         _, header = next(text_lines(path), (1, ""))
         keys = dict.fromkeys(field.strip().lower() for field in header.split(","))
+    if type(keys.get("prompt")) is int:
+        return FORMATS["requests"]  # whose line says which key is missing
     for key, name in _BY_KEY.items():
         if key in keys:
             return FORMATS[name]
