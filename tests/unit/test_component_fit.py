@@ -100,9 +100,9 @@ def make(slot: str, given: str, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def members(slot: str) -> dict[str, Any]:
-    """Methods and properties of an interface, as it has them."""
+    """Methods, properties and values of an interface, as it has them."""
     found = getmembers_static(INTERFACES[slot])
-    kinds = (property, type(takes_all))
+    kinds = (property, type(takes_all), bool, int, float, str)
     return {name: each for name, each in found if name[0] != "_" and isinstance(each, kinds)}
 
 
@@ -110,7 +110,7 @@ def kind_of(slot: str, *bases: type, **own: Any) -> type:
     """Return a class whose members take all, but for some."""
     values = {name: each for name, each in getmembers_static(INTERFACES[slot]) if name[0] != "_"}
     found = {
-        name: property(takes_all) if isinstance(each, property) else takes_all
+        name: takes_all if isinstance(each, type(takes_all)) else property(takes_all)
         for name, each in members(slot).items()
     }
     given = {"__init__": takes_all, "__len__": takes_all, **values, **found, **own}
@@ -119,7 +119,7 @@ def kind_of(slot: str, *bases: type, **own: Any) -> type:
 
 def is_wrong(shape: str, wanted: Any) -> bool:
     """Return whether the shape is wrong for a member of an interface."""
-    if isinstance(wanted, property):
+    if not isinstance(wanted, type(takes_all)):
         return shape not in ("a value", "a property", "a cached property", "an object")
     harmless = {
         "less is taken": len(signature(wanted).parameters) == 1,

@@ -20,6 +20,7 @@ from inspect import (
 from typing import Any, Generic, Protocol
 
 _PROPERTIES = (property, cached_property)
+_VALUES = (bool, int, float, str)
 _METHODS = (staticmethod, classmethod)
 _BASES = (ABC, Generic, Protocol, object)
 
@@ -91,17 +92,18 @@ def _has(kind: type, name: str) -> bool:
 
 
 def _members(interface: type) -> list[tuple[str, Any]]:
-    """Return the methods and properties of an interface."""
+    """Return the methods, properties and values of an interface."""
     return [
         (name, member)
         for name, member in getmembers_static(interface)
-        if not name.startswith("_") and (isfunction(member) or isinstance(member, _PROPERTIES))
+        if not name.startswith("_")
+        and (isfunction(member) or isinstance(member, (*_PROPERTIES, *_VALUES)))
     ]
 
 
 def _problem(own: Any, wanted: Any) -> str | None:
     """Return what is wrong with a member of a class, to be written behind its name."""
-    if isinstance(wanted, _PROPERTIES):
+    if isinstance(wanted, (*_PROPERTIES, *_VALUES)):
         is_method = isfunction(own) or isinstance(own, _METHODS)
         return ", a method, has to be a property" if is_method else None
     asked = _plain(signature(wanted))
