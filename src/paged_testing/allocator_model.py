@@ -169,7 +169,6 @@ class PrefixCacheModel(AllocatorModel):
         """References that were added to each cached block."""
         self.others: Counter[BlockId] = Counter()
         """References from before it was cached as it is, or of a merge: they may be hits."""
-        self.content_keys: dict[Content, int] = {}
         self.last_use = self.now = -1
         self.last_steps: dict[BlockId, int] = {}
         """The last steps of blocks that were released since they were cached."""
@@ -258,8 +257,8 @@ class PrefixCacheModel(AllocatorModel):
             self._check_found(content)
 
     def _check_told(self, block: BlockId, info: BlockInfo) -> None:
-        extra, chain = content = self.cached[block]
-        of, length, least = f"of block {block}: {info}", len(chain), self.hits[block]
+        content = self.cached[block]
+        of, length, least = f"of block {block}: {info}", len(content[1]), self.hits[block]
         assert info.num_tokens == length * self.block_size, f"num_tokens is wrong {of}"
         assert least <= info.num_hits <= least + self.others[block], (
             f"{least} references were added while it was cached, num_hits is wrong {of}"
@@ -267,14 +266,11 @@ class PrefixCacheModel(AllocatorModel):
         if block in self.last_steps:
             last = self.last_steps[block]
             assert info.last_step == last, f"it was released after step {last} {of}"
-        assert length > 1 or info.parent_key is None, f"nothing is before it: parent_key {of}"
-        pairs = ((content, info.content_key), ((extra, chain[:-1]), info.parent_key))
-        for each, key in pairs:
-            if key is not None:
-                known = self.content_keys.setdefault(each, key)
-                assert key == known, f"{each} had the key {known} before, and not {key} {of}"
-                same = [other for other, its in self.content_keys.items() if its == key]
-                assert same == [each], f"the key {key} {of}, is that of {same}"
+        parent, own = [None, *map(hash, keys_of(content))][-2:]
+        assert info.content_key == own, f"content_key is not hash(key), {own} {of}"
+        assert info.parent_key == parent, (
+            f"parent_key is not that of the key's parent, {parent} {of}"
+        )
 
     def _check_found(self, content: Content) -> None:
         told = list(self.evictor.held.items())

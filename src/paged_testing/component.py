@@ -106,6 +106,8 @@ class ComponentConformance:
     """Bytes that may be left once, such as by caches that fill."""
     may_be_skipped: ClassVar[bool] = False
     """True where it is no failure if every case is skipped, such as without a GPU."""
+    context: Any = None
+    """Parts that the component was made with, such as its `length_predictor`, for `expected()`."""
     _registry: ClassVar[Registry]
     pytestmark: ClassVar[list[pytest.MarkDecorator]]
     _problem: ClassVar[str | None] = None
@@ -153,6 +155,7 @@ class ComponentConformance:
         if isinstance(parts, Context):
             settings = settings_class(self.registry)(**{**self.settings, self.slot: self._setting})
             parts = replace(parts, maker=Maker(settings, self.registry))
+        self.context = parts
         made = self.record.load()(self.options, parts)
         self.registry.refuse_misfit(self.slot, self.record.name, made)
         return made
@@ -298,8 +301,7 @@ class ComponentConformance:
         tried = tried or "none: its settings class has nothing to vary"
         if self._request is not None:
             self._request.node.add_report_section("call", "options that were tried", tried)
-        stated = getattr(getattr(type(self), "expected", None), "__code__", None)
-        follows = stated is not None and "options" in stated.co_names
+        follows = self.expectation_reads("options")
         silent: dict[str, Any] = {} if follows else {"expected": lambda self, *_: None}
         for each in others:
             (table,) = each.values()
@@ -321,6 +323,11 @@ class ComponentConformance:
                 raise
 
     # ------------------------------------------------------------------ for subclasses
+
+    def expectation_reads(self, name: str) -> bool:
+        """Return whether ``expected()`` reads an attribute, such as `options` or `context`."""
+        stated = getattr(getattr(type(self), "expected", None), "__code__", None)
+        return stated is not None and name in stated.co_names
 
     def variant(self, **attributes: Any) -> Self:
         """Return the same cases, of a class with other attributes."""

@@ -15,7 +15,7 @@ from paged_core.engine.engine import Engine
 from paged_core.engine.planner import Planner
 from paged_core.interfaces.executor import Capacity, Executor
 from paged_core.interfaces.queue_order import QueueOrder
-from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler
+from paged_core.interfaces.scheduler import Queues, Schedule, Scheduler, StepLimits
 from paged_core.plugins.component import Component, ComponentSettings
 from paged_core.sequence import SequenceGroup, Status
 from paged_core.step import StepInput, StepResult
@@ -214,6 +214,8 @@ class WatchedScheduler(Scheduler):
         self._kv = kv_cache
         self._budget = budget
         self._max_num_seqs = max_num_seqs
+        self.step_limits = StepLimits()
+        """Limits that its options state."""
         self._planner = inner.planner if isinstance(inner.planner, Planner) else None
         self._late: list[str] = []
         if self._planner is not None:
@@ -357,6 +359,11 @@ class WatchedScheduler(Scheduler):
         assert self._budget is None or total <= self._budget, (
             f"{total} tokens are scheduled, {self._budget} is the budget of a step"
         )
+        limits = self.step_limits.num_tokens, self.step_limits.num_seqs
+        for most, count in zip(limits, (total, len(plan.sequences)), strict=True):
+            assert most is None or count <= most, (
+                f"{total} tokens of {len(plan.sequences)} sequences, beyond {self.step_limits}"
+            )
 
     def _check_queues(self, plan: Schedule, waiting: list[SequenceGroup]) -> None:
         queues = self.inner.queues()

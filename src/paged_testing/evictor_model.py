@@ -11,7 +11,7 @@ import pytest
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId
 from paged_core.interfaces.evictor import BlockInfo, Evictor, SupportsDemand
-from paged_testing.use import instructions
+from paged_testing.use import instructions, items
 
 CONTENTS = 8
 """Contents that the model uses: a tree, in which two follow each of the first ones."""
@@ -224,7 +224,8 @@ def evictor_cost(
         package: that of the evictor.
         how: ``a chain``: each block depends on the one before it, and all are wanted; ``hits
             alone``, of blocks that depend on nothing; ``alike``: all but one are of equal content,
-            which depends on that one.
+            which depends on that one; ``built-ins``: many are left together, and only the work of
+            built-ins counts, which is quick.
     """
     evictor, random, chained = make(num_blocks), Random(0), how == "a chain"
     idle = [BlockId(block) for block in range(num_blocks)]
@@ -238,6 +239,8 @@ def evictor_cost(
             before = {"a chain": idle[block - 1], "alike": 0}.get(how) if block else None
             content = min(block, 1) if how == "alike" else block
             info = replace(info, content_key=content, parent_key=before)
+        if how == "built-ins":
+            info = replace(info, num_tokens=8, last_use=info.cache_order // num_blocks, last_step=0)
         evictor.add(block, info)
 
     def remove_add_evict() -> None:
@@ -258,6 +261,8 @@ def evictor_cost(
     for block in idle[num_held:]:
         evictor.remove(block)
     remove_add_evict()  # as much is remembered as may be
+    if how == "built-ins":
+        return items(remove_add_evict, package) / num_blocks
     return instructions(remove_add_evict, package, everywhere=True) / num_blocks
 
 

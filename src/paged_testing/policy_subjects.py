@@ -155,11 +155,12 @@ class WrittenLengths(LengthPredictor):
 
     learns = True
     learned = 0
-    """Tokens more than at first."""
+    """Changes what it expects."""
 
     def expect(self, request: Request, /) -> ExpectedLength | None:
         number = len(request.prompt) + 3 * (request.sampling.max_tokens or 2) + sum(request.prompt)
-        return ExpectedLength(self.learned + 1.0 + number % 23) if number % 5 else None
+        number += 7 * len(request.tenant)
+        return ExpectedLength(1.0 + (number + 7 * self.learned) % 23) if number % 5 else None
 
 
 def let_go(groups: list[SequenceGroup]) -> None:
@@ -271,8 +272,8 @@ def _generate(cache: KVCache, sequence: SequenceState, num_tokens: int) -> None:
 
 def growing_groups(registry: Registry) -> Iterator[tuple[KVCache, list[SequenceGroup]]]:
     """Yield a cache and the same groups in it again and again: they run, generate ever more than
-    their prompts have, half of them are preempted, and one is about to end."""
-    cache = empty_cache(registry, 512, max_model_len=256)
+    their prompts have, most are preempted or swapped out, and one is about to end."""
+    cache = empty_cache(registry, 512, max_model_len=256, num_host_blocks=256, preemption="swap")
     requests = [
         replace(each, sampling=replace(each.sampling, max_tokens=160))
         for each in written_requests()
@@ -288,6 +289,9 @@ def growing_groups(registry: Registry) -> Iterator[tuple[KVCache, list[SequenceG
         for sequence in group.live:
             sequence.num_scheduled = sequence.num_computed = 0
         group.status, group.waiting_since, group.num_preemptions = Status.WAITING, 9.0, 1
+    for group in groups[3::4]:
+        cache.swap_out(group)
+        group.status, group.waiting_since = Status.SWAPPED, 9.0
     for sequence in groups[1].live:  # whose last token is being sampled
         if type(sequence) is SequenceState:  # and no view, which counts them itself
             sequence.num_unknown = groups[1].max_length - len(sequence.tokens)

@@ -99,13 +99,13 @@ class PreemptionCases(ComponentConformance):
         """Answers become far longer than prompts, and some groups are preempted."""
         asked = self.make()
         for _, groups in growing_groups(self.registry):
-            for group in groups:
-                mode, fresh = asked.mode(group), self.make()
-                assert mode is fresh.mode(group), (
+            for group in groups * 8:
+                mode, fresh = asked.mode(group), self.make().mode(group)
+                assert mode is fresh, (
                     f"it says {mode} of {group}, about which it was asked before that grew, and "
-                    f"{fresh.mode(group)} where it was not: it must depend on the group alone"
+                    f"{fresh} where it was not: it must depend on the group alone"
                 )
-                self._check_reservation((asked, fresh), group, 4)
+                self._check_reservation((self.make(), asked), group, 4)
 
     @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
     def test_reserves_for_written_requests(self, block_size: int) -> None:
@@ -277,6 +277,8 @@ class VictimCases(ComponentConformance):
     def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup | None:
         """Return the group that must be preempted; ``None``: any answer will do.
 
+        It is also asked where lengths are expected if it reads ``self.context.length_predictor``.
+
         Args:
             candidates: running groups that hold blocks, worst last; never empty.
             now: seconds.
@@ -304,7 +306,9 @@ class VictimCases(ComponentConformance):
         """Such as forks that share most blocks; preempted as often as an option says, or others."""
         for number in range(NUM_DRAWN):
             shares, often = drawn_numbers(number + 1), drawn_numbers(number)
-            self.check_choices(drawn_requests(number), [15, *shares[1:]], 3.5, often)
+            for lengths in (None, WrittenLengths()):
+                drawn = drawn_requests(number), [15, *shares[1:]]
+                self.check_choices(*drawn, 3.5, often, lengths=lengths)
 
     def test_chooses_among_candidates_of_which_sequences_have_ended(self) -> None:
         """And which share what they have, short prompts and long ones."""
@@ -402,8 +406,11 @@ class VictimCases(ComponentConformance):
         now: float,
         num_preemptions: Sequence[int] = (),
         ended: Sequence[int] = (),
+        lengths: WrittenLengths | None = None,
     ) -> None:
-        """Check the choices of one component, each time without the groups chosen before."""
+        """Check the choices of one component, each time without the groups chosen before, and with
+        other lengths expected."""
+        is_told = lengths is None or self.expectation_reads("context")
         cache, other = (empty_cache(self.registry, 256) for _ in range(2))
         candidates = running_groups(cache, requests, computed, ended)
         let_go(waiting_groups(requests))
@@ -412,7 +419,7 @@ class VictimCases(ComponentConformance):
             preempt(groups, num_preemptions)
             # the worst is last, and not the newest
             groups.append(groups.pop(len(groups) // 2))
-        component, twin = self.make(cache), self.make(other)
+        twin, component = self.make(other, lengths), self.make(cache, lengths)
         while candidates:
             before, free = list(candidates), cache.num_free
             with untouched(before):
@@ -420,7 +427,7 @@ class VictimCases(ComponentConformance):
             assert candidates == before, "it changed the list of candidates"
             assert any(victim is group for group in candidates), f"it chose another group: {victim}"
             assert cache.num_free == free, "it freed blocks; that is for the scheduler"
-            wanted = self.expected(before, now)
+            wanted = self.expected(before, now) if is_told else None
             assert wanted is None or victim is wanted, f"it chose {victim} instead of {wanted}"
             place, again = before.index(victim), copies.index(twin.choose(tuple(copies), now))
             assert again == place, (
@@ -429,6 +436,8 @@ class VictimCases(ComponentConformance):
             )
             candidates = [group for group in before if group is not victim]
             del copies[place]
+            if lengths is not None:
+                lengths.learned += 1
 
 
 class VictimConformance(ServesEveryWorkload, VictimCases):

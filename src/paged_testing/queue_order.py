@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, ClassVar
 
 import pytest
@@ -54,6 +54,8 @@ _ANOTHER: Sequence[tuple[str, Any]] = (
 """Fields in which a request may differ from another one."""
 _ASKED = ("key", "quantum_over", "served", "left")
 """Methods of one group that an engine calls."""
+_PARTS: Sequence[Mapping[str, Any]] = ({}, {"length_predictor": WrittenLengths()})
+"""Parts that orders are made with, beside a cache."""
 _LATE = 1e9
 """Seconds since a clock began that are many, such as those since 1970."""
 
@@ -124,7 +126,8 @@ class QueueOrderCases(ComponentConformance):
         cache = empty_cache(self.registry)
         parts = OrderContext(kv_cache=cache, length_predictor=WrittenLengths())
         order, written = self.build(parts), written_requests()
-        for request in (*written, *reversed(written)):
+        others = [replace(request, tenant=f"of {request.tenant}") for request in written]
+        for request in (*written, *reversed(others)):
             groups = waiting_groups([replace(request, id="again")])
             key, alone = (each.key(groups[0], 3.5) for each in (order, self.build(parts)))
             assert key == alone, (
@@ -145,7 +148,8 @@ class QueueOrderCases(ComponentConformance):
 
     def test_compares_groups_that_wait_run_and_were_preempted(self) -> None:
         """Schedulers also ask for the keys of running groups, to choose which is preempted."""
-        self.check_growing()
+        for parts in _PARTS:
+            self.check_growing(**parts)
 
     def test_a_request_may_leave_before_it_was_served(self) -> None:
         service = _service_of(self.make())
@@ -193,15 +197,15 @@ class QueueOrderCases(ComponentConformance):
     # ------------------------------------------------------------------ what is checked
 
     def check_comparisons(self, requests: Sequence[Request], now: float) -> None:
-        """Check that any two keys have an order."""
-        order = self.make()
-        keys = [order.key(group, now) for group in waiting_groups(requests)]
-        for one in keys:
-            for other in keys:
+        """Check that any two keys have an order, also where lengths of some are expected."""
+        for parts in _PARTS:
+            order = self.build(OrderContext(kv_cache=empty_cache(self.registry), **parts))
+            keys = [order.key(group, now) for group in waiting_groups(requests)]
+            for one, other in product(keys, keys):
                 smaller, larger, equal = one < other, other < one, one == other
                 assert smaller + larger + equal == 1, f"{one!r} and {other!r} have no order"
-        ranked = sorted(keys)
-        assert all(not later < sooner for sooner, later in pairwise(ranked))
+            ranked = sorted(keys)
+            assert all(not later < sooner for sooner, later in pairwise(ranked))
 
     def check_answers(self, requests: Sequence[Request], now: float) -> None:
         """Check that a key depends on the group and the time alone."""
@@ -221,11 +225,11 @@ class QueueOrderCases(ComponentConformance):
             f"groups, which was asked a second before, too, {of_twin}: runs cannot be repeated"
         )
 
-    def check_growing(self) -> None:
+    def check_growing(self, **parts: Any) -> None:
         """Check keys of groups that grow against those of orders that were not asked before."""
         orders = list[QueueOrder]()
         for stage, (cache, groups) in enumerate(growing_groups(self.registry)):
-            orders = orders or [self.build(OrderContext(kv_cache=cache)) for _ in range(5)]
+            orders = orders or [self.build(OrderContext(kv_cache=cache, **parts)) for _ in range(5)]
             for order in orders:
                 _tell(order, groups, SERVED, 9.0 * stage)
             with untouched(groups):
@@ -248,7 +252,8 @@ class QueueOrderCases(ComponentConformance):
         if not order.stable:
             return
         groups = waiting_groups(requests)
-        keys = [order.key(group, now) for group in groups]
+        keys, numbers = [order.key(group, now) for group in groups], range(len(groups))
+        ranks = sorted(numbers, key=keys.__getitem__)
         others = [replace(request, id=f"{request.id} runs") for request in requests]
         running = running_groups(cache, others, WRITTEN_SHARES)
         for group in running:
@@ -256,7 +261,8 @@ class QueueOrderCases(ComponentConformance):
         service = _service_of(order)
 
         def check(meanwhile: str, now: float) -> None:
-            assert keys == [order.key(group, now) for group in groups], (
+            same = sorted(numbers, key=keys.__getitem__) == ranks  # a key may change itself
+            assert same and keys == [order.key(group, now) for group in groups], (
                 f"keys of groups that wait change while {meanwhile}; set stable = False"
             )
 

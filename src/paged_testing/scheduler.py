@@ -110,12 +110,14 @@ class SchedulerConformance(Repeats):
     def start(self, settings: EngineSettings, registry: Registry | None = None) -> Engine:
         """Such an engine from settings that are made, which takes most of the time."""
         engine = start_memory_engine(settings, registry or self.registry)
-        WatchedScheduler.install(
+        options = settings.scheduler
+        watched = WatchedScheduler.install(
             engine,
-            self.budget(settings.scheduler),
-            self.max_num_seqs(settings.scheduler),
+            self.budget(options),
+            self.max_num_seqs(options),
             settings.queue_order.name == "fcfs",
         )
+        watched.step_limits = getattr(options, "step_limits", watched.step_limits)
         return engine
 
     def uses(self) -> Callable[[int], object]:
@@ -152,6 +154,9 @@ class SchedulerConformance(Repeats):
     def test_refuses_nothing_that_fits_alone(self) -> None:
         budget, max_num_seqs = self.budget(self.options), self.max_num_seqs(self.options)
         check_serves_what_fits(self.make_engine(), budget, max_num_seqs)
+        for table in self.tables():  # it is served, refused or ignored, and does not wait for ever
+            many = Workload(((0, simple_request("A", 2, 3, n=SMALL["max_num_seqs"])),))
+            serve(self.make_engine(scheduler=table), many)
 
     def test_keeps_within_the_length_of_the_model(self) -> None:
         engine = self.make_engine(max_model_len=32)
@@ -220,10 +225,10 @@ class SchedulerConformance(Repeats):
         check_nothing_leaked(engine)
 
     def test_queues_are_in_the_order_in_which_requests_are_admitted(self) -> None:
-        """Equal ones, of which few run at once."""
-        engine = self.make_engine(num_blocks=8, watermark=0.0)
+        """Few of them run at once, and the last ones come first."""
+        engine = self.make_engine(num_blocks=8, watermark=0.0, queue_order="priority")
         for number in range(9):
-            engine.add(simple_request(f"r{number}", 5, 4))
+            engine.add(simple_request(f"r{number}", 5, 4, priority=-number))
         while engine.has_unfinished:
             waiting = list(engine.scheduler.queues().waiting)
             engine.step()

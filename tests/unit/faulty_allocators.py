@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import shuffle
@@ -11,10 +10,18 @@ from typing import Any, ClassVar, cast
 
 from paged_core.errors import OutOfBlocks
 from paged_core.ids import BlockId, BlockKey
+from paged_core.interfaces.evictor import BlockInfo
 from paged_policies.allocators.contiguous import ContiguousAllocator
 from paged_policies.allocators.hash_cached import HashCachedAllocator
 from paged_policies.allocators.uncached import UncachedAllocator
 from unit.faulty_settings import with_another
+
+
+def emptying(self: UncachedAllocator, blocks: Iterable[BlockId]) -> None:
+    left = list(blocks)
+    while left:
+        UncachedAllocator.free(self, [left.pop(0)])
+
 
 FREEING = with_another(
     __name__,
@@ -23,6 +30,8 @@ FREEING = with_another(
     {
         # frees only the first two blocks when more are freed at once
         "LeakyAllocator": lambda self, blocks: UncachedAllocator.free(self, list(blocks)[:2]),
+        # takes them from the front of a list
+        "EmptyingAllocator": emptying,
         # drops one reference to a block that is freed twice in one call
         "OnceAllocator": lambda self, blocks: UncachedAllocator.free(self, dict.fromkeys(blocks)),
     },
@@ -181,35 +190,6 @@ class ClimbingAllocator(HashCachedAllocator):
         return super().look_up(keys)
 
 
-class SortingAllocator(UncachedAllocator):
-    """Sorts what is free, within a built-in."""
-
-    def allocate(self, count: int, /) -> list[BlockId]:
-        self._free = deque(sorted(self._free))
-        return super().allocate(count)
-
-
-class InsertingAllocator(UncachedAllocator):
-    """Keeps what is free in order, within a built-in."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._free: Any = list(self._free)
-
-    def allocate(self, count: int, /) -> list[BlockId]:
-        if count > len(self._free):
-            raise OutOfBlocks("too few are free")
-        taken = [self._free.pop() for _ in range(count)]
-        self.share(taken)
-        return taken
-
-    def free(self, blocks: Iterable[BlockId], /) -> None:
-        for block in blocks:
-            self._ref_counts[block] -= 1
-            if not self._ref_counts[block]:
-                insort(self._free, block)
-
-
 class RecountingAllocator(UncachedAllocator):
     """Counts those that are free each time that it is asked."""
 
@@ -258,8 +238,20 @@ class ShortAllocator(HashCachedAllocator):
 
     def __init__(self, options: Any, parts: Any, /) -> None:
         super().__init__(options, parts)
-        add, size = parts.evictor.add, parts.block_size
-        parts.evictor.add = lambda block, info: add(block, replace(info, num_tokens=size))
+        add, self._size = parts.evictor.add, parts.block_size
+        parts.evictor.add = lambda block, info: add(block, self.told(info))
+
+    def told(self, info: BlockInfo) -> BlockInfo:
+        """The facts that it tells."""
+        return replace(info, num_tokens=self._size)
+
+
+class NumberedAllocator(ShortAllocator):
+    """Has numbers of its own for contents."""
+
+    def told(self, info: BlockInfo) -> BlockInfo:
+        own, parent = (None if key is None else ~key for key in (info.content_key, info.parent_key))
+        return replace(info, content_key=own, parent_key=parent)
 
 
 class ScatteringAllocator(ContiguousAllocator):

@@ -204,14 +204,6 @@ class KeyOrderEvictor(RankedEvictor):
         return (info.content_key or 0, info.last_use)
 
 
-class HoardingEvictor(_InformedEvictor):
-    """Remembers all content that was ever added."""
-
-    def add(self, block: BlockId, info: BlockInfo, /) -> None:
-        super().add(block, info)
-        self._seen.append(info.content_key)
-
-
 class HistoryEvictor(_InformedEvictor):
     """Keeps the numbers of all blocks that it has evicted, in their order."""
 
@@ -227,6 +219,14 @@ class PopularEvictor(_InformedEvictor):
         super().add(block, info)
         if info.num_hits > 1:
             self._by_key[info.content_key] = block
+
+
+class CompactingEvictor(_InformedEvictor):
+    """Copies all that it holds each time that some blocks have come."""
+
+    def add(self, block: BlockId, info: BlockInfo, /) -> None:
+        super().add(block, info)
+        self._seen = [*self._seen, block] if len(self._seen) < 16 else [*self._blocks][:1]
 
 
 class PilingEvictor(_InformedEvictor):
@@ -257,18 +257,29 @@ class CrowdedEvictor(_InformedEvictor):
         super().__init__(options, parts)
         self._below: defaultdict[int | None, list[BlockId]] = defaultdict(list)
 
+    def of(self, info: BlockInfo) -> int | None:
+        """The list that it is in."""
+        return info.parent_key
+
     def add(self, block: BlockId, info: BlockInfo, /) -> None:
         super().add(block, info)
-        if info.parent_key is not None:
-            self._below[info.parent_key].append(block)
+        if self.of(info) is not None:
+            self._below[self.of(info)].append(block)
 
     def remove(self, block: BlockId, /) -> None:
         super().remove(block)
-        parent = self._infos[block].parent_key
+        parent = self.of(self._infos[block])
         if parent in self._below:
             self._below[parent].remove(block)
             if not self._below[parent]:
                 del self._below[parent]
+
+
+class TogetherEvictor(CrowdedEvictor):
+    """Keeps the blocks that were left together in a list."""
+
+    def of(self, info: BlockInfo) -> int | None:
+        return info.last_use
 
 
 class CountingEvictor(LruEvictor):

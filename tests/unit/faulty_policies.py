@@ -12,14 +12,20 @@ from random import Random, choice, random, randrange
 from time import monotonic, sleep
 from typing import Any, ClassVar, cast
 
+from paged_core.interfaces.length_predictor import LengthPredictor
 from paged_core.interfaces.preemption import Preemption, PreemptionMode
 from paged_core.interfaces.queue_order import QueueOrder
 from paged_core.interfaces.victim import Victim
-from paged_core.sequence import SequenceGroup
-from paged_testing import PreemptionConformance
+from paged_core.sequence import SequenceGroup, Status
+from paged_testing import PreemptionConformance, VictimConformance
 from unit.faulty_settings import FaultyLimitSettings, Part, forever, meddling, with_another
 
 RECOMPUTE, SWAP = PreemptionMode.RECOMPUTE, PreemptionMode.SWAP
+
+
+def _tokens(lengths: LengthPredictor | None, group: SequenceGroup) -> float:
+    answer = lengths.expect(group.request) if lengths else None
+    return answer.tokens if answer else 0.0
 
 
 class _Policy:
@@ -38,10 +44,9 @@ class _Policy:
 
     def expected(self, group: SequenceGroup, key: Any) -> float:
         """The length of a request, kept by a key for a while."""
-        answer = self.lengths.expect(group.request) if self.lengths else None
         if len(self.known) > 64:
             self.known.clear()
-        return cast("float", self.known.setdefault(key, answer.tokens if answer else 0.0))
+        return cast("float", self.known.setdefault(key, _tokens(self.lengths, group)))
 
     def rolled(self, group: SequenceGroup) -> int:
         return (group.number + 1) * self.salt >> 7 & 1
@@ -82,6 +87,15 @@ ORDERS = with_another(
         # it says that it is stable, but goes by what may be learned
         "HopefulOrder": lambda self, group, now: str(
             self.lengths and self.lengths.expect(group.request)
+        ),
+        # knows no group that is swapped out
+        "SwappedOrder": lambda self, group, now: (
+            {Status.WAITING: 1, Status.RUNNING: 0}[group.status],
+            group.number,
+        ),
+        # has another kind of key where nothing is expected
+        "UnknownOrder": lambda self, group, now: (
+            self.lengths.expect(group.request) and group.number if self.lengths else group.number
         ),
         # keeps what it expects by the length of the prompt
         "LengthOrder": lambda self, group, now: self.expected(group, len(group.request.prompt)),
@@ -263,6 +277,16 @@ class SettledOrder(_CountingService):
         self.tokens[tenant] = self.tokens.get(tenant, 0) + num_tokens
 
 
+class LiveOrder(_CountingService):
+    """Has keys that change themselves."""
+
+    def key(self, group: SequenceGroup, now: float, /) -> Any:
+        return self.known.setdefault(group.request.tenant, [0])
+
+    def served(self, group: SequenceGroup, num_tokens: int, now: float, /) -> None:
+        self.known.setdefault(group.request.tenant, [0])[0] += num_tokens
+
+
 class RecountingQuantum(_CountingService):
     """Counts what was generated, of which it gets a copy."""
 
@@ -411,6 +435,17 @@ VICTIMS = with_another(
         ),
         # looks for the place of each candidate among all
         "PlacingVictim": lambda self, shown, now: sorted(shown, key=shown.index)[-1],
+        # takes it that none generates more than is expected
+        "OutlivedVictim": lambda self, shown, now: max(
+            shown,
+            key=lambda g: (
+                sqrt(_tokens(self.lengths, g) - len(g.live[0].output)) if self.lengths else 0.0
+            ),
+        ),
+        # keeps what it expected of requests that are still there
+        "StaleVictim": lambda self, shown, now: max(
+            reversed(shown), key=lambda group: self.expected(group, group.number)
+        ),
         # changes the list that it is shown
         "PoppingVictim": lambda self, shown, now: shown.pop(),
         # turns the list that it is shown
@@ -485,6 +520,14 @@ VICTIMS = with_another(
 )
 
 
+class ByLengthCases(VictimConformance):
+    """Cases of a victim that has the longest answer, as is expected."""
+
+    def expected(self, candidates: Sequence[SequenceGroup], now: float, /) -> SequenceGroup:
+        lengths = self.context.length_predictor
+        return max(reversed(candidates), key=lambda group: _tokens(lengths, group))
+
+
 class LateVictim(_Victim):
     """Chooses among those that it was shown the last time."""
 
@@ -516,6 +559,17 @@ class RememberedPreemption(_Swapping):
         if len(self.known) > 32:
             del self.known[next(iter(self.known))]
         return cast("PreemptionMode", said)
+
+
+class NotingPreemption(_Preemption):
+    """Reserves more for those of which the mode was asked."""
+
+    def mode(self, group: SequenceGroup, /) -> PreemptionMode:
+        self.known[group.number % 32] = True
+        return RECOMPUTE
+
+    def tokens_to_reserve(self, group: SequenceGroup, /) -> int | None:
+        return group.max_length if group.number % 32 in self.known else None
 
 
 class PairPreemption(_Preemption):
@@ -580,6 +634,8 @@ PREEMPTIONS = {
             "EndedPreemption": lambda self, group: (RECOMPUTE, SWAP)[
                 sum(len(each.output) for each in group.sequences) > 20
             ],
+            # swaps so often and no more
+            "SparingPreemption": lambda self, group: (SWAP, RECOMPUTE)[next(self.asked) > 100],
             "RollingPreemption": lambda self, group: (RECOMPUTE, SWAP)[self.rolled(group)],
         },
     ),

@@ -170,18 +170,6 @@ class BackOfTheQueueScheduler(TokenBudgetScheduler):
         self._waiting.push_front = self._waiting.push  # type: ignore[method-assign]
 
 
-class KeepingScheduler(TokenBudgetScheduler):
-    """Keeps every request."""
-
-    def __init__(self, options: Any, parts: Any, /) -> None:
-        super().__init__(options, parts)
-        self._seen: list[SequenceGroup] = []
-
-    def add(self, group: SequenceGroup, /) -> None:
-        super().add(group)
-        self._seen.append(group)
-
-
 class KeptWithoutEndScheduler(TokenBudgetScheduler):
     """Keeps the ids of requests until they are removed, which none is that is given up."""
 
@@ -315,10 +303,11 @@ class SeatLosingScheduler(TokenBudgetScheduler):
 
 
 class BackwardsQueueScheduler(TokenBudgetScheduler):
-    """Shows what waits with the last one first."""
+    """Shows what waits as it has come."""
 
     def queues(self) -> Queues:
-        return Queues(tuple(self._running), self._waiting.ordered()[::-1], tuple(self._swapped))
+        waiting = sorted(self._waiting.ordered(), key=lambda group: group.number)
+        return Queues(tuple(self._running), waiting, tuple(self._swapped))
 
 
 class RereadingScheduler(TokenBudgetScheduler):
@@ -352,6 +341,10 @@ class BatchingScheduler(TokenBudgetScheduler):
             self.planner.begin(now)
             return self.planner.plan
         return super().schedule(now)
+
+
+class MemoryScheduler(TokenBudgetScheduler):
+    """Has memory for less than it computes."""
 
 
 class OverdrawingScheduler(TokenBudgetScheduler):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from paged_core.interfaces.scheduler import StepLimits
 from paged_core.plugins.component import Component, ComponentSettings, Slot
 from paged_core.plugins.registry import Registry
 from paged_core.sequence import SequenceGroup
@@ -83,6 +84,14 @@ class FaultyTokenBudgetSettings(TokenBudgetSettings):
     """Options of ``token_budget``."""
 
     name: Literal["faulty"] = "faulty"  # type: ignore[assignment]
+
+
+class FaultyStepSettings(FaultyTokenBudgetSettings):
+    """Options of ``token_budget`` that state less than it computes."""
+
+    @property
+    def step_limits(self) -> StepLimits:
+        return StepLimits(num_tokens=self.max_num_batched_tokens - 1)
 
 
 class FaultyBudgetSettings(ComponentSettings):

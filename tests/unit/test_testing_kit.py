@@ -62,21 +62,25 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "SearchingEvictor": "no faster than the logarithm",
     "RollingEvictor": "runs cannot be repeated|the same calls",
     "KeyOrderEvictor": "content keys may only be compared",
-    **dict.fromkeys(
-        ("HoardingEvictor", "HistoryEvictor", "PopularEvictor"), "left [0-9]+ bytes allocated"
-    ),
+    **dict.fromkeys(("HistoryEvictor", "PopularEvictor"), "left [0-9]+ bytes allocated"),
     "CommonOrder": "keep in its class or module",
     "OccupiedOrder": "change while others are admitted",
     "SettledOrder": "change while others are served",
     "SaltedOrder": "cache_salt='(b|salt)'",
     "TouchingAllocator": "a look-up changed what the evictor holds|num_hits is wrong",
-    "HereditaryAllocator": "num_hits is wrong|allocate of few blocks",
-    **dict.fromkeys(("SearchingAllocator", "SortingAllocator"), "instructions and items"),
-    **dict.fromkeys(("InsertingAllocator", "RecountingAllocator"), "instructions and items"),
+    "HereditaryAllocator": "num_hits is wrong|allocate takes",
+    **dict.fromkeys(("SearchingAllocator", "RecountingAllocator"), "instructions and items"),
     "LeapingAllocator": "it found blocks",
     "ListingAllocator": "of equal content",
     "RootedAllocator": "a prefix",
     "CrowdedEvictor": "which are of equal content",
+    **dict.fromkeys(("TogetherEvictor", "CompactingEvictor"), "what built-ins go through"),
+    "EmptyingAllocator": "free takes .* where all are given",
+    "NumberedAllocator": r"is not hash\(key\)",
+    "LiveOrder": "while others are served",
+    "OutlivedVictim": "math domain error|nonnegative",
+    "UnknownOrder": "'NoneType' and 'int'|'int' and 'NoneType'",
+    "MemoryScheduler": "beyond StepLimits",
     "KeyedObserver": "JSON has texts alone",
     "SeatedAdmission": "NoneType",
     "IdleObserver": "what it keeps",
@@ -89,7 +93,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "ForgetfulExecutor": "are to get one each",
     "FractionPredictor": "math domain error",
     "BraceParserFormat": "behind .* the rest is text",
-    "ClimbingAllocator": "to find 16 blocks takes",
+    "ClimbingAllocator": "look_up takes .* a prefix",
     "SeatLosingScheduler": "at first|unfinished after|nothing is planned",
     "OverdrawingScheduler": "5 tokens are scheduled, 4 is the budget",
     "TruncatingObserver": "hears of an event, it changed group",
@@ -186,7 +190,9 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "RotatingScheduler": "sort a copy",
     "EagerScheduler": "let running groups grow first",
     "UrgentScheduler": "should go on running|waits for a step in flight",
-    **dict.fromkeys(("DoublingVictim", "OnceMoreVictim", "EndedVictim"), "it chose .* instead of"),
+    **dict.fromkeys(
+        ("DoublingVictim", "OnceMoreVictim", "EndedVictim", "StaleVictim"), "it chose .* instead of"
+    ),
     "EndedPreemption": "the mode of .* is swap, not recompute",
     "FloatPreemption": r"returned \d+\.0.* an int",
     "EagerCostModel": "with less of decode_sequences",
@@ -257,7 +263,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     ),
     **{
         f"Keeping{slot}": "still take"
-        for slot in ("Scheduler", "Executor", "Attention", "Runner", "Communicator")
+        for slot in ("Executor", "Attention", "Runner", "Communicator")
     },
     "LookingBackScheduler": "instructions, [0-9]+ after 120 others",
     "StaleScheduler": "the first time",
