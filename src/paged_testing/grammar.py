@@ -18,7 +18,7 @@ from paged_core.errors import RequestError
 from paged_core.interfaces.grammar import CompiledGrammar, GrammarBackend, Matcher, Vocabulary
 from paged_core.structured_outputs import StructuredOutputs
 from paged_testing.component import ComponentConformance
-from paged_testing.grammar_forms import FORMS, IMPOSSIBLE, LEAST, MIXED, TEXTS
+from paged_testing.grammar_forms import FORMS, IMPOSSIBLE, MIXED, TEXTS
 from paged_testing.use import instructions, threads_in_turns
 
 _SPECIAL = (0, 1, 2)
@@ -29,6 +29,9 @@ _PIECES = (
 _END = frozenset({1, len(_SPECIAL) + 256 + len(_PIECES)})
 """Ends of a sequence, of which one is in the last word of a mask."""
 _MOST_TOKENS = 300
+_LONG: Sequence[Mapping[str, Any]] = ({"choice": ("zx" * 250, "z")}, {"regex": "(zx)*z?"})
+_CHOICES = 64, 1024
+_Form = str | Mapping[str, Any]
 
 
 class GrammarConformance(ComponentConformance):
@@ -46,22 +49,23 @@ class GrammarConformance(ComponentConformance):
         assert isinstance(made, GrammarBackend)
         return made
 
-    def compiled(self, backend: GrammarBackend, name: str) -> CompiledGrammar:
-        """Compile a form of :data:`FORMS`; skip the case if it is refused and no choice."""
+    def compiled(self, backend: GrammarBackend, form: _Form) -> CompiledGrammar:
+        """Compile a form, or one of :data:`FORMS`; skip the case if it is refused and no choice."""
+        given = FORMS[form][0] if isinstance(form, str) else form
         try:
-            return backend.compile(StructuredOutputs(**FORMS[name][0]))
+            return backend.compile(StructuredOutputs(**given))
         except RequestError:
-            if name == LEAST:
+            if "choice" in given:
                 raise
             pytest.skip("it refuses this form")
 
     def served(
-        self, backend: GrammarBackend, names: Iterable[str]
-    ) -> Iterator[tuple[str, CompiledGrammar]]:
+        self, backend: GrammarBackend, forms: Iterable[_Form]
+    ) -> Iterator[tuple[_Form, CompiledGrammar]]:
         """Yield those of some forms that it does not refuse."""
-        for name in names:
+        for form in forms:
             with suppress(pytest.skip.Exception):
-                yield name, self.compiled(backend, name)
+                yield form, self.compiled(backend, form)
 
     num_uses: ClassVar[int] = 40
 
@@ -71,11 +75,12 @@ class GrammarConformance(ComponentConformance):
         backend = self.make()
 
         def use(number: int) -> None:
-            grammar = backend.compile(StructuredOutputs(choice=(f"yes{number}",)))
-            self.walk(backend, grammar, 0)
-            matcher = grammar.matcher()
-            matcher.accept(len(_SPECIAL) + ord("y"))
-            self.allowed(backend, [matcher])
+            text = f"yes{number}"
+            for _, grammar in self.served(backend, ({"choice": (text,)}, {"regex": text})):
+                self.walk(backend, grammar, 0)
+                matcher = grammar.matcher()
+                matcher.accept(len(_SPECIAL) + ord("y"))
+                self.allowed(backend, [matcher])
 
         return use
 
@@ -95,14 +100,9 @@ class GrammarConformance(ComponentConformance):
         """In some tokens each. A form may be refused."""
         form, good, bad = TEXTS[name]
         backend = self.make()
-        try:
-            grammar = backend.compile(StructuredOutputs(**form))
-        except RequestError:
-            if "choice" in form:
-                raise
-            pytest.skip("it refuses this form")
+        grammar = self.compiled(backend, form)
         for text, has_form in (*((t, True) for t in good), *((t, False) for t in bad)):
-            can_be = self.can_write(backend, grammar, text.encode())
+            can_be = self.can_write(backend, grammar, text.encode(errors="surrogatepass"))
             assert can_be == has_form, (
                 f"the masks of {form} {'allow' if can_be else 'never allow'} the text {text!r}, "
                 f"which {'has' if has_form else 'has not'} this form"
@@ -128,12 +128,12 @@ class GrammarConformance(ComponentConformance):
                 found = self.can_write(made[1][0], grammar, b"abc")
                 assert found == (kind == "regex"), f"{form} has the masks of another kind of form"
         for of_one, (backend, words) in product(MIXED, made):
-            for name, grammar in self.served(backend, [of_one]):
+            for _, grammar in self.served(backend, [of_one]):
                 for seed in range(3):
                     text = self.walk(backend, grammar, seed, words)
-                    assert text is None or FORMS[name][1](text), (
+                    assert text is None or FORMS[of_one][1](text), (
                         f"after others were compiled, {text!r} follows the masks, which has not "
-                        f"the form {FORMS[name][0]}"
+                        f"the form {FORMS[of_one][0]}"
                     )
 
     @pytest.mark.parametrize("form", IMPOSSIBLE, ids=str)
@@ -150,46 +150,36 @@ class GrammarConformance(ComponentConformance):
             for tokens in self.prefixes(backend, grammar, 3):
                 self.check_mask(backend, grammar, tokens)
 
-    def test_many_rows_in_one_call_are_as_each_alone(self) -> None:
-        backend = self.make()
-        matchers = []
+    def test_rows_are_the_callers(self) -> None:
+        """To be used again, for other matchers and in other orders, and to be written to. Many are
+        as each alone."""
+        import numpy as np
+
+        backend, matchers = self.make(), list[Matcher]()
         for _, grammar in self.served(backend, ("object", "regex", "choice")):
             for tokens in self.prefixes(backend, grammar, 5):
                 matchers.append(grammar.matcher())
                 for token in tokens:
                     matchers[-1].accept(token)
-        together = self.allowed(backend, matchers)
-        assert together == [self.allowed(backend, [each])[0] for each in matchers]
-
-    def test_rows_are_the_callers(self) -> None:
-        """To be used again, for other matchers and in other orders, and to be written to."""
-        import numpy as np
-
-        backend = self.make()
-        grammar = self.compiled(backend, "choice")
-        matchers = [grammar.matcher() for _ in range(3)]
-        for matcher, text in zip(matchers, (b"", b"y", b"yes"), strict=True):
-            for letter in text:
-                matcher.accept(len(_SPECIAL) + letter)
         size = -(-len(VOCABULARY.token_bytes) // 32)
         masks = [np.zeros((1, size), np.int32) for _ in matchers]
         for one, matcher in zip(masks, matchers, strict=True):
             assert not backend.fill([matcher], one)
         alone = [one[0].copy() for one in masks]
-        buffer = np.zeros((3, size), np.int32)
-        for order in ((0, 1, 2), (2, 0, 1), (1,), (0, 1), (2, 1), (0, 1, 2)):
+        buffer, every = np.zeros((len(matchers), size), np.int32), range(len(matchers))
+        for order in (every, every[::-1], every[1:2], every[:2], every[:0:-1], every):
             rows = buffer[: len(order)]
             backend.fill([matchers[each] for each in order], rows)
             for row, each in zip(rows, order, strict=True):
                 assert (row == alone[each]).all(), (
-                    f"of the matchers {order}, filled into rows that were used before, that of "
-                    f"{each} has another mask: keep no reference to the rows of a caller"
+                    f"of the matchers {[*order]}, filled into rows that were used before, that of "
+                    f"{each} has another mask than alone: keep no reference to rows of a caller"
                 )
             rows[:] = -1
         for one, before in zip(masks, alone, strict=True):
             assert (one[0] == before).all(), "later calls of fill() changed masks that were filled"
             one[:] = 0
-        again = np.zeros((3, size), np.int32)
+        again = np.zeros_like(buffer)
         backend.fill(matchers, again)
         assert (again == np.stack(alone)).all(), (
             "after the caller wrote to rows that were filled, masks are others: keep a copy of "
@@ -208,9 +198,10 @@ class GrammarConformance(ComponentConformance):
             with pytest.raises(ValueError, match=r"."):
                 matcher.accept(token)
 
-    def test_a_token_takes_as_long_after_many_others(self) -> None:
+    @pytest.mark.parametrize("form", _LONG, ids=str)
+    def test_a_token_takes_as_long_after_many_others(self, form: Mapping[str, Any]) -> None:
         backend, letters = self.make(), cycle(b"zx")
-        matcher = backend.compile(StructuredOutputs(choice=("zx" * 250, "z"))).matcher()
+        matcher = self.compiled(backend, form).matcher()
 
         def accept(times: int) -> None:
             for _ in range(times):
@@ -230,10 +221,19 @@ class GrammarConformance(ComponentConformance):
                 f"output, {many} after 476 others"
             )
 
+    def test_compiling_takes_in_proportion_to_the_choices(self) -> None:
+        few, many = (
+            instructions(partial(self.make().compile, StructuredOutputs(choice=each)), self.package)
+            for each in (tuple(f"{n} of {most}" for n in range(most)) for most in _CHOICES)
+        )
+        assert many <= 2 * few * _CHOICES[1] // _CHOICES[0], (
+            f"{_CHOICES[0]} choices take {few} instructions to compile, {_CHOICES[1]} take {many}"
+        )
+
     def test_any_thread_may_compile(self) -> None:
         """While others compile other forms, and one fills masks."""
         backend = self.make()
-        names = [name for name, _ in self.served(backend, FORMS)]
+        names = [str(name) for name, _ in self.served(backend, FORMS)]
         forms = [FORMS[name] for name in names]
         for number in range(32):
             texts = [f"{number} of many {each}" for each in range(40)]

@@ -130,6 +130,7 @@ _TREE = {
     "$ref": "#/$defs/t",
 }
 TEXTS: Mapping[str, tuple[Mapping[str, Any], Sequence[str], Sequence[str]]] = {
+    "regex nested deep": ({"regex": "(" * 1000 + "a" + ")" * 1000}, ["a"], ["b", "aa"]),
     **_of(
         "choice",
         "choice",
@@ -154,12 +155,13 @@ TEXTS: Mapping[str, tuple[Mapping[str, Any], Sequence[str], Sequence[str]]] = {
         ("(?:ab)+(c)?", ["ab", "ababc"], ["aba", "c", "abcc"]),
         ("(ab)?", ["", "ab"], ["a", "abab"]),
         ("a|", ["a", ""], ["aa", "b"]),
-        ("a.c", ["abc", "a世c"], ["a\nc", "ac", "abbc"]),
+        ("a.c", ["abc", "a世c", "a\U0001f600c"], ["a\nc", "ac", "abbc", "a\ud800c"]),
+        ("(a*)*(b|c?)+", ["", "aab", "bcb"], ["ba", "d"]),
         ("é+[世-界]", ["é世", "éé界"], ["é", "éa", "e世"]),
         ("[éa]", ["é", "a"], ["e", "à"]),
         ("[à-ü]+", ["é", "éà"], ["a", "é世", "ā"]),
         ("[a-é]", ["b", "à"], ["ê", "A"]),
-        ("[^é]", ["a", "à", "世"], ["é", ""]),
+        ("[^é]", ["a", "à", "世", "\U0001f600"], ["é", "", "\udfff"]),
         ("[世-界]", ["世", "界"], ["a", "é"]),
         (r"\d", ["7"], ["a"]),
         (r"\D", ["a", "é"], ["7"]),
@@ -236,7 +238,7 @@ TEXTS: Mapping[str, tuple[Mapping[str, Any], Sequence[str], Sequence[str]]] = {
 LEAST = "choice"
 MIXED = (LEAST, "regex", "object", "enumeration", "integers", "either", "nested", "compact")
 IMPOSSIBLE: Sequence[Mapping[str, Any]] = (
-    {"regex": "(ab"},
+    {"regex": "(a\nb"},
     {"json": {"type": "no such type"}},
     {"json": {"$ref": "#/$defs/nowhere"}},
     {"json": {"type": "object", "no such keyword that asserts": 1, "not": {}}},

@@ -123,10 +123,13 @@ def _beginnings(pattern: re.Pattern[Any]) -> Sequence[re.Pattern[Any]]:
 
 
 def _searched(args: Sequence[Any], result: Any) -> int:
-    """Letters up to the end of a match, or all."""
-    start: int = args[2] if len(args) > 2 else 0
-    end: int = result.end() if isinstance(result, re.Match) else len(args[1])
-    return max(0, end - start)
+    """Letters up to the end of a match, or all; from those in no match as far as a pattern goes."""
+    pattern, text, start, *_ = (re.compile(args[0]), *args[1:], 0)
+    found = [result] if isinstance(result, re.Match) else [*pattern.finditer(text, start)]
+    within = {at for each in found for at in range(*each.span())}
+    places = range(start, result.end() if [result] == found else len(text))
+    tried = (_matched((pattern, text, at), None) for at in places if at not in within)
+    return len(places) + sum(tried)
 
 
 def _read(args: Sequence[Any], result: Any) -> int:
@@ -194,7 +197,8 @@ _METHODS: Mapping[type, Mapping[str, Cost]] = {
     },
     re.Pattern: {
         **dict.fromkeys(("match", "fullmatch"), _matched),
-        **dict.fromkeys(("search", "finditer"), _searched),
+        **dict.fromkeys(("search", "finditer", "findall"), _searched),
+        **dict.fromkeys(("sub", "subn"), lambda args, _: _searched((args[0], args[2]), None)),
     },
     re.Match: _costs(nothing="start end span"),
     json.JSONDecoder: dict.fromkeys(("decode", "raw_decode"), _read),

@@ -92,14 +92,25 @@ class ByPlaceGrammar(_Grammar):
 
 
 class KeepingGrammar(_Grammar):
-    """Keeps all that it has compiled."""
+    """Keeps all regular expressions that it has compiled."""
 
     def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        if form.regex is None:
+            return super().compile(form)
         known = self.__dict__.setdefault("known", {})
         if form not in known:
             known[form] = super().compile(form)
         made: CompiledGrammar = known[form]
         return made
+
+
+class SortingGrammar(_Grammar):
+    """Compares each choice with all before it."""
+
+    def compile(self, form: StructuredOutputs, /) -> CompiledGrammar:
+        texts = form.choice or ()
+        assert not any(text in texts[:place] for place, text in enumerate(texts))
+        return super().compile(form)
 
 
 class RowsGrammar(_Grammar):

@@ -53,17 +53,6 @@ class _Parser(MarkedCallParser):
         self.text = ""
 
 
-class CubicParser(_Parser):
-    """Looks in all that it has read for a beginning, at each letter."""
-
-    def feed(self, text: str, /) -> Sequence[Piece]:
-        self.text += text
-        for start in range(len(self.text)):
-            for end in range(start, len(self.text)):
-                self.text.startswith("<tool_call>", start, end)
-        return super().feed(text)
-
-
 class SearchingParser(_Parser):
     """Tries at each letter whether what it has read ends with JSON."""
 
@@ -102,7 +91,7 @@ class WholeParser(_Parser):
 
     def end(self) -> Sequence[Piece]:
         text = self.whole()
-        inside, _, after = text.removeprefix(MARK).partition("</tool_call>")
+        inside, _, after = text.removeprefix(MARK).rpartition("</tool_call>")
         try:
             call = json.loads(inside)
             if not isinstance(call["arguments"], self.kinds):
@@ -125,6 +114,13 @@ class BraceParser(WholeParser):
         return [CallBegins(name[1]), Arguments(name[2]), *([Text(after)] if after.strip() else [])]
 
 
+class RunsParser(_Parser):
+    """Looks for white space at the end from each letter on."""
+
+    def feed(self, text: str, /) -> Sequence[Piece]:
+        return super().feed(text) if re.sub(r"\s+$", "", text) or text else []
+
+
 class StrippingParser(_Parser):
     """Takes white space off all that it holds, at each piece."""
 
@@ -137,18 +133,6 @@ class StrippingParser(_Parser):
 
     def end(self) -> Sequence[Piece]:
         return [*super().feed(self.text), *super().end()]
-
-
-class JoiningParser(_Parser):
-    """Joins all that it has read, at each piece."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-
-    def feed(self, text: str, /) -> Sequence[Piece]:
-        self.parts.append(text)
-        return super().feed(text) if "".join(self.parts) else []
 
 
 class RewritingParser(WholeParser):
@@ -341,6 +325,18 @@ class OpenEndParser(ThinkParser):
         return [replace(each, is_reasoning=False) for each in super().end()]
 
 
+class LateAnswerParser(ThinkParser):
+    """Passes the answer on when it has ended."""
+
+    def feed(self, text: str, /) -> Sequence[Thought]:
+        found, kept = super().feed(text), self.__dict__.setdefault("answer", [])
+        kept += [each for each in found if not each.is_reasoning]
+        return [each for each in found if each.is_reasoning]
+
+    def end(self) -> Sequence[Thought]:
+        return [*super().end(), *self.__dict__.get("answer", ())]
+
+
 class PieceParser(ThinkParser):
     """Drops white space behind a mark where both come in one piece."""
 
@@ -423,6 +419,7 @@ THINK_PARSERS = {
     "SharingThinkFormat": _thinking(SharingThoughtsParser),
     "LateThinkFormat": _thinking(LateThoughtsParser),
     "OpenEndThinkFormat": _thinking(OpenEndParser),
+    "LateAnswerThinkFormat": _thinking(LateAnswerParser),
     "PieceThinkFormat": _thinking(PieceParser),
     "EagerMarkThinkFormat": _thinking(EagerMarkParser),
     "NarrowThinkFormat": _thinking(NarrowParser),
@@ -512,11 +509,11 @@ def _made(kind: type[ToolParser]) -> Any:
 PARSERS = {
     kind.__name__ + "Format": _made(kind)
     for kind in (
-        *(CubicParser, SearchingParser, StrippingParser, JoiningParser, WholeParser),
+        *(SearchingParser, StrippingParser, WholeParser),
         *(BraceParser, RewritingParser, LinesParser, QuotesParser, WordsParser),
         *(SwallowingParser, SharingParser, TrimmingParser, NewlineParser, ListParser, HalfParser),
         *(HoldingParser, LosingParser, RereadingParser, ForgettingParser, SlicingParser),
-        *(ListingParser, FewParser),
+        *(ListingParser, FewParser, RunsParser),
     )
 }
 
@@ -581,6 +578,12 @@ class UnnamedFormat(HermesFormat):
     def __init__(self, options: object = None, /) -> None:
         super().__init__(options)
         self.begins = ()
+
+
+class TextFormat(HermesFormat):
+    """Has a text for what begins a call, and no tuple."""
+
+    begins: Any = property(lambda self: MARK, lambda self, _: None)
 
 
 class AllTokensFormat(HermesFormat):

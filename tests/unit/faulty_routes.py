@@ -314,12 +314,33 @@ class CountedRoutes(RememberingRoutes):
             del self.known[key]
 
 
+class SulkingRoutes(ChoiceRoutes):
+    """Knows for the next ones that one could not be answered."""
+
+    async def generated(self, text: str) -> Response:
+        if error := self.__dict__.get("error"):
+            raise error
+        try:
+            return await super().generated(text)
+        except ApiError as error:
+            self.error = error
+            raise
+
+
 class QueryRoutes(ChoiceRoutes):
     """Takes what comes behind a path for a number."""
 
+    said = "query_params"
+
     async def go_on(self, request: Any, body: Choice) -> Response:
         text = "".join(body.text)
-        return await self.generated(text * int(request.query_params.get("times", "1")))
+        return await self.generated(text * int(getattr(request, self.said).get("x-times", "1")))
+
+
+class HeaderRoutes(QueryRoutes):
+    """Takes a header for a number."""
+
+    said = "headers"
 
 
 class RefusingRoutes(ChoiceRoutes):

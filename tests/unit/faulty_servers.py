@@ -29,6 +29,13 @@ class PortServer(HttpServer):
             raise OSError(str(error)) from error
 
 
+class PatientServer(HttpServer):
+    """Waits for requests as long as they take."""
+
+    def __init__(self, options: HttpSettings, service: Any) -> None:
+        super().__init__(options.model_copy(update={"read_timeout": 3600.0}), service)
+
+
 class SharedPortServer(HttpServer):
     """Shares the port with others of its kind."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -153,7 +154,7 @@ class WatchedService(Service):
     client: Client
     is_full = takes_thread = False
     query = b""
-    """Sent behind each path."""
+    """Sent behind each path; names that begin with `x-` are headers, too."""
     num_clients = 1024
     """Number of the next one: no two have the same address, or the same headers."""
 
@@ -266,6 +267,7 @@ async def ask(
             (b"host", b"localhost"),
             (b"content-length", b"%d" % len(data)),
             *((name, b"of %d" % number) for name in (b"user-agent", b"x-request-id", b"cookie")),
+            *((name.lower(), b"word") for name in re.findall(rb"(?i)\bx-[\w-]+", service.query)),
         ],
         "client": (f"127.0.{number >> 8 & 255}.{number & 255}", 1024 + number % 60_000),
         "server": ("127.0.0.1", 80),

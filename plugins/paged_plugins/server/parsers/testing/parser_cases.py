@@ -96,7 +96,7 @@ def check_linear(read: Callable[[str], object], texts: Iterable[str], package: s
 
 
 def by_letters(parsed: Callable[..., object], begin: str, text: str) -> object:
-    return parsed(begin, *text)
+    return parsed(begin, *text, "\u4e16")
 
 
 def given_by(parser: Any, pieces: Iterable[str]) -> list[Any]:
@@ -129,7 +129,9 @@ class ParserCases(ComponentConformance):
 
     def build(self, parts: object = None) -> Any:
         """Build the component: its factory gets the options alone."""
-        return self.record.load()(self.options)
+        made = self.record.load()(self.options)
+        assert not isinstance(made.marks, str), "`marks` is a text: write (mark,) with a comma"
+        return made
 
     def answers(self) -> Iterable[tuple[Any, str]]:
         """Answers, each with what its parser is asked for with."""
@@ -196,7 +198,7 @@ class ParserCases(ComponentConformance):
         for name, field in kind.model_fields.items():
             text = field.default
             if name not in self._table and isinstance(text, str) and text:
-                table = {**self._table, name: f"{text[0]}{text[:2]}x{text[2:]}"}
+                table = {**self._table, name: f"{text[0]}{text[:2]}+({text[2:]}"}
                 with suppress(ValidationError):
                     kind(**table)
                     found.append({"component": table})

@@ -22,7 +22,7 @@ from paged_plugins.server.parsers.testing.parser_cases import (
 from paged_testing.use import items
 
 _LONG, _BETWEEN = "and so on " * 1000, ("", "\n" * 100)
-_PIECES = 40
+_PIECES, _WORDS = 40, "word " * 40
 _LIKE_A_TOKEN = re.compile(r"<\S+>")
 
 
@@ -123,10 +123,10 @@ class ReasoningParserConformance(ParserCases):
             )
 
     def test_thoughts_that_do_not_end_are_kept(self) -> None:
-        """And passed on as they come: an answer may be as long as is allowed before they end."""
-        for (prompt, text), (thoughts, _) in self.written.items():
+        """And passed on as they come, as the answer is: it may be as long as is allowed."""
+        for (prompt, text), (thoughts, rest) in self.written.items():
             at = text.find(thoughts) if thoughts else -1
-            for said in (thoughts, thoughts[:-1], "word " * 40) if at >= 0 else ():
+            for said in (thoughts, thoughts[:-1], _WORDS) if at >= 0 else ():
                 parser = self.build().parser(prompt)
                 given = [piece for letter in text[:at] + said for piece in parser.feed(letter)]
                 late = sum(len(piece.text) for piece in given) < len(said) - 100
@@ -134,6 +134,11 @@ class ReasoningParserConformance(ParserCases):
                 given += parser.end()
                 found = "".join(piece.text for piece in given if piece.is_reasoning)
                 assert found.strip() == said.strip(), f"{text[:at] + said!r} gives {given}"
+            if rest and text.endswith(rest):
+                parser = self.build().parser(prompt)
+                given = [each for letter in f"{text}{_WORDS}" for each in parser.feed(letter)]
+                shown = sum(len(each.text) for each in given if not each.is_reasoning)
+                assert shown > len(_WORDS) - 100, f"of {text + _WORDS!r} only {given} came early"
             mark = self.build().ends_with(prompt, surely=False) or ""
             for end in range(1, len(mark)) if mark in text[at:] and at >= 0 else ():
                 cut = self.parsed(prompt, text[:at] + thoughts, mark[:end])
@@ -148,11 +153,12 @@ class ReasoningParserConformance(ParserCases):
             mark = made.ends_with(prompt, surely=False) if thoughts and rest else ""
             assert mark is not None, f"ends_with({prompt!r}, surely=False) returns None"
             assert mark in text, f"ends_with() returns {mark!r}, not in {text!r}"
-            shown, spaced = self.begun(prompt), self.begun(f"{prompt}\n")
-            assert shown == spaced or shown[1] != spaced[1], (
-                f"after {prompt!r} text is thoughts, ends_with(surely=True): {shown}; with a line "
-                f"break behind it {spaced}"
-            )
+            shown, *others = (self.begun(f"{prompt}{space}") for space in ("", "\n", " \t\r\n"))
+            for spaced in others:
+                assert shown == spaced or shown[1] != spaced[1], (
+                    f"after {prompt!r} text is thoughts, ends_with(surely=True): {shown}; with "
+                    f"white space behind it {spaced}"
+                )
         is_inside, surely = self.begun("")
         assert is_inside == (surely is not None), (
             f"after no prompt text is thoughts: {is_inside}; ends_with(surely=True): {surely!r}"
@@ -222,11 +228,15 @@ class ReasoningParserConformance(ParserCases):
         for prompt in ("", "x\n<think>\n"):
             check_linear(partial(by_letters, self.parsed, prompt), texts, self.package)
         prompts = [prompt for prompt, _ in self.written if prompt]
-        some = dict.fromkeys([*texts[:2], *texts[-1:], PLAIN[1], *prompts])
-        check_linear(partial(self.parsed, ""), some, self.package)
+        some = dict.fromkeys([*texts[:2], *texts[-1:], PLAIN[1], " ", *prompts])
+        check_linear(lambda text: self.parsed("", f"{text}\u4e16"), some, self.package)
         made = self.build()
         check_linear(
-            lambda prompt: (made.parser(prompt), self.said(made, prompt)), some, self.package
+            lambda text: [
+                (made.parser(prompt), self.said(made, prompt)) for prompt in (text, f"{text}\u4e16")
+            ],
+            some,
+            self.package,
         )
         one, many, usual = (
             items(partial(by_letters, self.parsed, prompt, text), self.package)

@@ -39,7 +39,7 @@ from paged_plugins.server.parsers.tool_parser import (
 from paged_testing import GrammarConformance
 from paged_testing.grammar import VOCABULARY
 
-NAMES = ("f", "weather", "get-Weather_2", "get-Weather_2-x")
+NAMES = ("f", "weather", "2-get_Weather", f"2-get_Weather{'-x' * 25}")
 _OTHER_SCHEMA = {"properties": {"a": {"type": "string"}}}
 _SPECIAL = re.compile(r"<\|[^|<>\s]+\|>")
 """Special tokens as most vocabularies write them."""
@@ -49,6 +49,7 @@ _AS_WRITTEN = (
     "{}",
     '{"a": "\\"}])> None \\\\", "b": {"c": [{}, 1]}}',
     '{"a": "\u2028\x85\u00a0\x7f", "a b": null}',
+    '{\n  "a": [\n    1\n  ]\n}',
 )
 _BETWEEN = ("\u4e16", " and \u4e16 ", '"\u4e16"', "}\u4e16", "\n<\u4e16>")
 _NO_OBJECTS = ("[1]", '[{"a": 1}]', "7", "true", '{"a": 1}}', '{"a" 1}', '{"a": [1}}', "{,}")
@@ -205,6 +206,7 @@ class ToolParserConformance(ParserCases):
         found = {mark for text in texts for mark in _SPECIAL.findall(text)}
         missing = [mark for mark in found if not any(mark in each for each in made.marks)]
         assert not missing, f"{sorted(missing)} look like special tokens, and are not in `marks`"
+        assert not isinstance(made.begins, str), "`begins` is a text: write (mark,) with a comma"
         first = [each for each in self.written if each.startswith(tuple(made.marks))]
         anywhere = [t for t in first if _calls(self.parsed(f"\u4e16{t}")) == list(self.written[t])]
         unnamed = [text for text in anywhere if not text.startswith(tuple(made.begins))]
@@ -222,8 +224,8 @@ class ToolParserConformance(ParserCases):
                 self.check_cuts([*whole])
 
     def test_arguments_stay_as_they_are_written(self) -> None:
-        """Where they are written as JSON: digits of numbers, escapes, and texts with anything. What
-        is between them and the end of the call is kept, too."""
+        """Where they are written as JSON: digits of numbers, escapes, and texts with anything, also
+        a call. What is between them and the end of the call is kept, too."""
         for text in self.written:
             found, end = self.arguments_of(text), 0
             for place, given in enumerate(found):
@@ -236,7 +238,7 @@ class ToolParserConformance(ParserCases):
                         f"{whole!r} gives {kept}, without {beside!r}: a call that stops to be one "
                         "is cut there, and the rest is text"
                     )
-                for other in _AS_WRITTEN:
+                for other in (*_AS_WRITTEN, json.dumps({"a": text})):
                     whole = text[:at] + other + text[end:]
                     wanted = [*found[:place], other, *found[place + 1 :]]
                     for pieces in ([whole], [*whole]):
@@ -284,17 +286,19 @@ class ToolParserConformance(ParserCases):
     def test_text_beside_calls_is_kept(self) -> None:
         """Or, in a format in which none may be there, all is text."""
         for (text, calls), beside in product(self.written.items(), ("Hello.", "1 < 2", "\u4e16")):
-            for whole in (f"{beside}\n{text}", f"{text}\n{beside}"):
+            last, once = f"{beside}\n{text}", [*calls]
+            for whole in (last, f"{text}\n{beside}", between := f"{text}\n{last}"):
                 found = self.parsed(whole)
                 said = "".join(piece.text for piece in found if isinstance(piece, Text))
-                assert (said.strip(), _calls(found)) in ((beside, list(calls)), (whole, [])), whole
+                read, every = (said.strip(), _calls(found)), once * (1 + (whole == between))
+                assert read in ((beside, every), (last, once), (whole, [])), whole
 
     def test_the_work_grows_in_proportion_to_the_text(self) -> None:
         texts = [*self.written, *self.broken, *PLAIN, *MARKS]
         for begin in ("", *(text[: len(text) // 2] for text in self.written)):
             check_linear(partial(by_letters, self.parsed, begin), texts, self.package)
-        some = dict.fromkeys([*texts[:2], PLAIN[1]])
-        check_linear(self.parsed, some, self.package)
+        some = dict.fromkeys([*texts[:2], PLAIN[1], " "])
+        check_linear(lambda text: self.parsed(f"{text}\u4e16"), some, self.package)
         within = [each for text in self.written for each in _with_instead(text, _LONG)]
         for begin in {each[: each.find(_LONG) + len(_LONG)] for each in within}:
             check_linear(partial(by_letters, self.parsed, begin), _ITEMS, self.package)
@@ -310,7 +314,7 @@ class ToolParserConformance(ParserCases):
                 half = marks[0][:end]
                 found = self.parsed(half + text)
                 said = "".join(piece.text for piece in found if isinstance(piece, Text))
-                assert (said, _calls(found)) == (half, list(calls)), (
+                assert (said.split(), _calls(found)) == (half.split(), list(calls)), (
                     f"{half + text!r} gives {found}; after {half!r} a call may begin"
                 )
 
@@ -458,7 +462,8 @@ class ToolParserConformance(ParserCases):
         for text in texts:
             found = self.parsed(text)
             said = f"{text!r} gives {found}"
-            assert not any(isinstance(piece, Text) for piece in found), said
+            beside = (piece.text for piece in found if isinstance(piece, Text))
+            assert not "".join(beside).strip(), f"{said}, with a text beside its calls"
             for name, arguments in _calls(found) or [("none", {})]:
                 assert name in names, said
                 assert arguments.get("a", ...) in PARAMETERS["properties"]["a"]["enum"], said
