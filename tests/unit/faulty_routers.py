@@ -208,6 +208,15 @@ class UnclearedRouter(FollowingRouter):
             super().changed(held, kind, keys)
 
 
+class LastHolderRouter(FollowingRouter):
+    """Knows of each block the last replica that came to hold it."""
+
+    def changed(self, held: set[int], kind: str, keys: Sequence[int]) -> None:
+        for each in self.kept.values() if kind == "stored" else ():
+            each.difference_update(keys)
+        super().changed(held, kind, keys)
+
+
 class LingeringRouter(FollowingRouter):
     """Remembers what a replica held before it left."""
 
@@ -360,6 +369,7 @@ _CLASSES = (
     DeafRouter,
     UnclearedRouter,
     LingeringRouter,
+    LastHolderRouter,
     SubsetRouter,
     CountedRouter,
     IdleRouter,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -437,6 +438,16 @@ class InLoopRoutes(ChoiceRoutes):
         return json_response(
             Item("tokens", len(self.found.front_end.encode("".join(body.text))[1]))
         )
+
+
+class EachRoutes(ChoiceRoutes):
+    """Tokenises one text after the other, of which each is short."""
+
+    async def go_on(self, request: Any, body: Choice) -> Response:
+        encode, size = self.found.front_end.encode, 0
+        for text in [body.text] if isinstance(body.text, str) else body.text:
+            size += len(await self.found.off_loop(partial(encode, text), len(text)))
+        return json_response(Item("tokens", size))
 
 
 class Parts(msgspec.Struct, forbid_unknown_fields=True):

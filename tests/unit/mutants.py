@@ -18,6 +18,7 @@ from conformance import test_evictors, test_orders, test_victims
 from paged_core.plugins.component import ComponentSettings
 from paged_core.plugins.registry import Registry
 from paged_plugins.lab.testing import CostModelConformance
+from paged_plugins.replicas.testing import ReplicasConformance
 from paged_plugins.server.testing import RoutesConformance, ServerConformance
 from paged_policies.allocators.contiguous import ContiguousAllocator
 from paged_policies.allocators.hash_cached import HashCachedAllocator
@@ -51,6 +52,7 @@ from unit import faulty_observers as observers
 from unit import faulty_parsers as parsers
 from unit import faulty_policies as policies
 from unit import faulty_predictors as predictors
+from unit import faulty_replicas as replicas
 from unit import faulty_routes as routes
 from unit import faulty_runners as runners
 from unit import faulty_schedulers as schedulers
@@ -108,6 +110,7 @@ _SLOTS: tuple[tuple[ModuleType, str, type[ComponentConformance], type[ComponentS
     (communicators, "Communicator", CommunicatorConformance, _PLAIN),
     (grammars, "Grammar", GrammarConformance, _PLAIN),
     (parsers, "Format", parsers.HermesCases, _PLAIN),
+    (replicas, "Replicas", ReplicasConformance, _PLAIN),
     (routes, "Routes", RoutesConformance, _PLAIN),
     (servers, "Server", ServerConformance, servers.FaultyServerSettings),
     (runners, "Runner", RunnerConformance, runners.FaultyNativeSettings),

@@ -62,12 +62,13 @@ CAUGHT_BY = {
     "CountingRouter": "a replica gets [0-9]+ of 210",
     "GrievingRouter": "KeyError|^[0-9]$",
     "RemindedRouter": "40 replicas that have left left",
-    **dict.fromkeys(("UnsaltedRouter", "PromptRouter"), "of the salt 'a' is sent to"),
+    **dict.fromkeys(("UnsaltedRouter", "PromptRouter"), "of the salt 'a?' is sent to"),
     "ReturningRouter": "of 160 requests at once",
     "DeafRouter": "has no effect",
     "SortingRouter": "in their order",
     "UnclearedRouter": "until its cache was `cleared`",
     "LingeringRouter": "left, and is back",
+    "LastHolderRouter": "of [0-3] these",
 }
 
 

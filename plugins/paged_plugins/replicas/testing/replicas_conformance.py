@@ -23,6 +23,7 @@ from paged_testing.component import ComponentConformance
 _SECONDS = 120.0
 _ANSWER, _LONG = 24, 900
 _BLOCKS = 256
+_PINNED = tuple(range(40, 0, -1))
 
 
 class ReplicasConformance(ComponentConformance):
@@ -46,7 +47,7 @@ class ReplicasConformance(ComponentConformance):
                 executor="memory",
                 num_blocks=_BLOCKS,
                 max_model_len=1024,
-                observers=["block_events"],
+                observers=["block_events", "metrics"],
             )
             context = ClientContext(
                 settings=settings, registry=self.registry, single=self._no_single
@@ -95,6 +96,7 @@ class ReplicasConformance(ComponentConformance):
             assert sum(each.num_routed for each in client.replicas()) == 8
             found = await client.metrics()
             assert found.num_finished == 8
+            assert found.num_generated_tokens == 8 * _ANSWER
             assert found.num_blocks == found.num_free_blocks == _BLOCKS * len(client.replicas())
             client.abort("unknown")
             kept = ask(client, 0)
@@ -131,6 +133,11 @@ class ReplicasConformance(ComponentConformance):
             caching = [any(keys for _, keys in each["events"]) for each in reports]
             routed = [bool(each.num_routed) for each in client.replicas()]
             assert caching == routed, "a report of one replica is that of another"
+            since = reports[caching.index(True)]["next"]
+            later = await client.report(f"block_events@{caching.index(True)}", since)
+            assert not later["events"], "report() does not pass on from which number on"
+            merged = await client.report("metrics")
+            assert all(f'engine="{each.number}"' in merged for each in found), merged
             calls = (client.drain_replica, client.start_replica)
             for call, number in product(calls, (-1, len(found))):
                 with pytest.raises(RequestError, match=str(number)):
@@ -147,8 +154,7 @@ class ReplicasConformance(ComponentConformance):
         told to go on, gets requests again."""
 
         async def test(client: Replicas) -> None:
-            prompt = tuple(range(40, 0, -1))
-            pin = await client.pin(prompt, cache_salt="salt")
+            pin = await client.pin(_PINNED, cache_salt="salt")
             assert not await client.reset_prefix_cache(), "it was forgotten, and is pinned"
             streams = [ask(client, number, tokens=_LONG) for number in range(6)]
             for goes_on in (True, False):
@@ -175,16 +181,12 @@ class ReplicasConformance(ComponentConformance):
             assert drained.state is ClientState.DRAINING
             assert client.health().state is ClientState.READY
             assert client.health().num_engines == len(client.replicas())
-            assert client.health().reason, "health() does not say that one is away"
+            assert (await client.metrics()).num_blocks <= _BLOCKS * (len(client.replicas()) - 1)
+            assert "0" in (client.health().reason or ""), "health() does not say which one is away"
             await client.start_replica(0)
             assert client.replicas()[0].state is ClientState.READY
             assert client.health().reason is None
-            for given in ((), prompt):
-                streams = [ask(client, number, prompt=given) for number in range(6)]
-                for stream in streams:
-                    await stream.wait()
-            cached = [stream.num_cached_tokens for stream in streams]
-            assert all(cached), f"of requests that begin with a pinned prefix {cached} are cached"
+            await check_pinned(client)
             await client.release(pin)
             assert await client.reset_prefix_cache(), "nothing is pinned"
 
@@ -206,11 +208,13 @@ class ReplicasConformance(ComponentConformance):
         self.run(test)
 
     def test_goes_on_after_an_engine_was_lost(self) -> None:
-        """Requests of a lost one are answered by another one, or raise; it is started again."""
+        """Requests of a lost one are answered by another one, or raise; it is started again, with
+        what is pinned."""
 
         async def test(client: Replicas) -> None:
             if not self._engines:
                 pytest.skip("its engines are no processes of this machine")
+            await client.pin(_PINNED, cache_salt="salt")
             streams = [ask(client, number) for number in range(8)]
             self._engines[0].kill()
             for stream in streams:
@@ -221,10 +225,19 @@ class ReplicasConformance(ComponentConformance):
             counts = [client.health().num_unfinished]
             counts += [each.num_unfinished for each in client.replicas()]
             assert not any(counts), f"{counts} requests are unfinished, and all have ended"
-            for stream in [ask(client, number) for number in range(8)]:
-                assert (await stream.wait()).finished
+            await check_pinned(client)
 
         self.run(test)
+
+
+async def check_pinned(client: Replicas) -> None:
+    """Check that requests are answered, and that each of the engines keeps a prefix."""
+    for given in ((), _PINNED):
+        streams = [ask(client, number, prompt=given) for number in range(6)]
+        for stream in streams:
+            assert (await stream.wait()).finished
+    cached = [stream.num_cached_tokens for stream in streams]
+    assert all(cached), f"of requests that begin with a pinned prefix {cached} are cached"
 
 
 def ask(

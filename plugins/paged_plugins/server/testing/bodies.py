@@ -22,6 +22,8 @@ _TEXTS = ("", "\N{SNOWMAN}\u2028", "\ud800", "\0\r\n", "long " * 4000)
 _NUMBERS = (1, 0, -1, 5000, 1 << 62)
 TEXT, NUMBER = "a text of a use", 10_000
 """In the bodies of uses, each of which has others."""
+MANY = 20
+"""Items of a list."""
 _MOST_REFUSED = 100
 """Bodies of a route of which those that are refused are looked for."""
 
@@ -121,7 +123,8 @@ def _values(kind: Any, depth: int, known: Mapping[str, Sequence[Any]]) -> Iterat
             yield from chain.from_iterable(_values(each, depth, known) for each in kind.types)
         case inspect.ListType() | inspect.VarTupleType() if depth > 0:
             items = [*_values(kind.item_type, depth - 1, known)]
-            yield from (items[:1], [], *([each] for each in items[1:]), items[:1] * 100)
+            many = (items[:1] * number for number in (MANY, 5 * MANY))
+            yield from (items[:1], [], *([each] for each in items[1:]), *many)
         case inspect.DictType() if depth > 0:
             yield from ({}, *({"a": each} for each in _values(kind.value_type, depth - 1, known)))
         case inspect.LiteralType():

@@ -52,8 +52,8 @@ def check_loops(package: str) -> None:
 class _Bytes:
     """A tokenizer whose tokens are bytes."""
 
-    longest_in_loop = 0
-    """Letters and tokens of the longest text that it looked at in an event loop."""
+    num_in_loop = 0
+    """Letters and tokens of texts that it looked at in an event loop."""
 
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
         self._looks_at(text)
@@ -62,7 +62,7 @@ class _Bytes:
     def _looks_at(self, text: Sequence[object]) -> None:
         with suppress(RuntimeError):  # in another thread
             asyncio.get_running_loop()
-            self.longest_in_loop = max(self.longest_in_loop, len(text))
+            self.num_in_loop += len(text)
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         self._looks_at(token_ids)
