@@ -7,18 +7,20 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice, product
 from typing import Any, ClassVar, Self, cast
-from unittest.mock import patch
 
 import pytest
 
 from paged_core.engine.contexts import AdmissionContext
 from paged_core.engine.engine import Engine
-from paged_core.errors import AdmissionRefused, PluginError, SettingsError
+from paged_core.errors import AdmissionRefused, SettingsError
 from paged_core.interfaces.admission import Admission, Decision, Held, Load
+from paged_core.interfaces.length_predictor import LengthPredictor
 from paged_core.interfaces.observer import Observer
 from paged_core.request import Request
 from paged_testing.engines import StepClock, build_memory_engine, go_on, memory_settings, serve
+from paged_testing.happenings import HAPPENINGS
 from paged_testing.policy_subjects import (
+    WrittenLengths,
     extreme_requests,
     requests_of_tenants,
     waiting_groups,
@@ -31,8 +33,8 @@ from paged_testing.workloads import FOR_EVERY_POLICY, Situation, Workload, simpl
 
 LOADS = (
     Load(max_num_seqs=4, free_tokens=256),
-    Load(num_running=4, max_num_seqs=4, free_tokens=3),
-    Load(num_waiting=3, waiting_tokens=30, num_running=4, max_num_seqs=4),
+    Load(num_running=4, max_num_seqs=4),
+    Load(num_waiting=3, waiting_tokens=30, num_running=4, max_num_seqs=4, free_tokens=3),
     Load(num_waiting=10**6, waiting_tokens=10**9, num_running=2),
     Load(num_running=2, free_tokens=256),
 )
@@ -51,11 +53,11 @@ class AdmissionConformance(Repeats):
     """Each of all written requests."""
     bytes_free: ClassVar[int] = 2 << 10
 
-    def make(self) -> Admission:
+    def make(self, lengths: LengthPredictor | None = None) -> Admission:
         """A fresh admission."""
         values = {**self.settings, self.slot: self._table}
         settings = memory_settings(self.registry, **values)
-        made = self.build(AdmissionContext(settings=settings))
+        made = self.build(AdmissionContext(settings=settings, length_predictor=lengths))
         assert isinstance(made, Admission)
         return made
 
@@ -81,7 +83,8 @@ class AdmissionConformance(Repeats):
     def asked(self, begins: float = 0.0) -> list[Decision]:
         """Return what is decided over written requests under each load, some of which are aborted;
         over those that are too long for the engine; over many at once, while a step takes long; and
-        then over those of many tenants, who ask for much at once, the first of them last.
+        then, with a length predictor, again over those, and over those of many tenants, who ask
+        for much at once, the first of them last.
 
         Args:
             begins: seconds on the clock when the first ones arrive.
@@ -108,10 +111,10 @@ class AdmissionConformance(Repeats):
             clock.skipped += 100 * (number == 15)
         serve(engine, Workload(()))
         check_nothing_leaked(engine)
-        watched.inner = self.make()
+        watched.inner = self.make(WrittenLengths())
         tenants = enumerate(requests_of_tenants(usual))
         many = [replace(each, prompt=(number,) * 2000) for number, each in tenants]
-        for asked in (*many, *reversed(many)):
+        for asked in (*written_requests(), *extreme_requests(), *many, *reversed(many)):
             watched.decide(asked, LOADS[0], clock())
         return watched.decisions
 
@@ -120,7 +123,7 @@ class AdmissionConformance(Repeats):
 
     def test_takes_as_many_requests_after_others_were_refused(self) -> None:
         """Bursts of a tenant in an engine that has nothing to do, with years between them, and
-        requests that the scheduler fails to take, or that are aborted. One that learns may come to
+        requests that fail, or are aborted. One that learns may come to
         take fewer, as many as where these are of others."""
         taken = self._taken(40, "")
         elsewhere = taken if min(taken) == taken[0] else self._taken(taken[0], "other")
@@ -128,8 +131,8 @@ class AdmissionConformance(Repeats):
         assert as_many and len({*taken[2:]}) == 1, (
             f"of 40 requests that arrive while nothing waits or runs it takes {taken}, one burst "
             f"after the other, {elsewhere} where what fails or is aborted is of another tenant: "
-            "what it refused, what was not added after all, what was aborted and what has ended is "
-            "not there any more"
+            "what it refused, what was not added after all, what failed, was aborted or has ended "
+            "is not there any more"
         )
 
     def _taken(self, size: int, whose: str) -> list[int]:
@@ -143,10 +146,10 @@ class AdmissionConformance(Repeats):
             burst = [simple_request(f"r{number}.{place}", 3, 2) for place in range(size)]
             groups = serve(engine, Workload(tuple((0, request) for request in burst)))
             taken.append(len(groups))
-            with patch.object(type(engine.scheduler), "add", side_effect=KeyError("added")):
-                for place in range(0 if whose else 8):
-                    with suppress(PluginError, AdmissionRefused):
-                        engine.add(simple_request(f"f{number}.{place}", 3, 2))
+            for what, place in product(() if whose else _FAILURES, range(8)):
+                with suppress(AdmissionRefused):
+                    HAPPENINGS[what](engine, f"{what} {number}.{place}")
+                serve(engine, Workload(()))
             for place in range(8):
                 with suppress(AdmissionRefused):
                     asked = simple_request(f"a{number}.{place}", 3, 9, n=1 + place // 3)
@@ -242,6 +245,7 @@ class _Watched(Admission):
         return self.decisions[-1]
 
 
+_FAILURES = ("a request cannot be added", "the executor is lost", "code of a request raises")
 _LATER = (2.0**17, 0.3125)
 """Seconds, by which times can be moved without being rounded."""
 

@@ -27,41 +27,43 @@ def deciding(engine: Engine, decision: Decision) -> AbstractContextManager[objec
     return patch.object(engine, "_admission", _Decides(decision))
 
 
-def _refused(engine: Engine) -> None:
+def _refused(engine: Engine, name: str) -> None:
     with deciding(engine, Refused("all are")), suppress(AdmissionRefused):
-        engine.add(simple_request("A", 5, 3))
+        engine.add(simple_request(name, 5, 3))
 
 
-def _held_back(engine: Engine) -> None:
+def _held_back(engine: Engine, name: str) -> None:
     with deciding(engine, Held(engine.clock() + 3)):
-        for name in "AB":
-            engine.add(simple_request(name, 5, 3))
+        for each in (name, f"{name}B"):
+            engine.add(simple_request(each, 5, 3))
     engine.step()
-    engine.abort("A")
+    engine.abort(name)
 
 
-def _not_added(engine: Engine) -> None:
+def _not_added(engine: Engine, name: str) -> None:
     broken = patch.object(engine.scheduler, "add", side_effect=KeyError("on purpose"))
     with broken, suppress(PluginError):
-        engine.add(simple_request("A", 5, 3))
+        engine.add(simple_request(name, 5, 3))
 
 
-def _can_never_run(engine: Engine) -> None:
+def _can_never_run(engine: Engine, name: str) -> None:
     with suppress(RequestError):
-        engine.add(simple_request("A", 1000, 3))
+        engine.add(simple_request(name, 1000, 3))
 
 
-def _executor_lost(engine: Engine) -> None:
+def _executor_lost(engine: Engine, name: str) -> None:
+    with suppress(AdmissionRefused):
+        engine.add(simple_request(name, 5, 3))
     with patch.object(engine.executor, "collect", side_effect=ExecutorLost("on purpose")):
         engine.step()
 
 
-def _policies_made_anew(engine: Engine) -> None:
+def _policies_made_anew(engine: Engine, name: str) -> None:
     with patch.object(type(engine.scheduler), "schedule", side_effect=KeyError("planned")):
         engine.step()
 
 
-def _pinned(engine: Engine) -> None:
+def _pinned(engine: Engine, _: str) -> None:
     pin = engine.pin(tuple(range(16)))
     serve(engine, Workload(()))
     engine.release(pin)
@@ -69,11 +71,11 @@ def _pinned(engine: Engine) -> None:
     engine.reset_prefix_cache()
 
 
-def _stop_check_raises(engine: Engine) -> None:
-    engine.add(simple_request("A", 5, 3), lambda sequence: str(1 // 0))
+def _stop_check_raises(engine: Engine, name: str) -> None:
+    engine.add(simple_request(name, 5, 3), lambda sequence: str(1 // 0))
 
 
-HAPPENINGS: Mapping[str, Callable[[Engine], None]] = {
+HAPPENINGS: Mapping[str, Callable[[Engine, str], None]] = {
     "a request is refused": _refused,
     "requests are held back": _held_back,
     "a request cannot be added": _not_added,
@@ -83,4 +85,11 @@ HAPPENINGS: Mapping[str, Callable[[Engine], None]] = {
     "a prefix is pinned": _pinned,
     "code of a request raises": _stop_check_raises,
 }
-"""Events by name, and functions that let them happen in an engine."""
+"""Events by name, and functions that let them happen in an engine, to a request of an id."""
+
+
+def happens_in_turn(engine: Engine, number: int) -> None:
+    """Let requests of a number go one of the ways that may leave something of them behind."""
+    ways = (_refused, _held_back, _stop_check_raises)
+    ways[number % len(ways)](engine, f"on its way {number}")
+    serve(engine, Workload(()))

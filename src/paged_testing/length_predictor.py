@@ -17,6 +17,7 @@ from paged_core.request import FinishReason, Request
 from paged_core.sampling_params import SamplingParams
 from paged_core.sequence import SequenceGroup, SequenceState
 from paged_testing.engines import memory_settings
+from paged_testing.happenings import happens_in_turn
 from paged_testing.policy_subjects import (
     NUM_TENANTS,
     extreme_requests,
@@ -27,7 +28,7 @@ from paged_testing.policy_subjects import (
 )
 from paged_testing.repeats import ServesEveryWorkload
 from paged_testing.use import instructions
-from paged_testing.workloads import unlike
+from paged_testing.workloads import brief, unlike
 
 
 class LengthPredictorConformance(ServesEveryWorkload):
@@ -55,7 +56,7 @@ class LengthPredictorConformance(ServesEveryWorkload):
         return made
 
     def test_expects_lengths_of_written_requests(self) -> None:
-        self.check_answers([])
+        self.check_answers(0)
         predictor = self.make()
         for request in _requests():
             wanted = self.expected(request)
@@ -71,7 +72,8 @@ class LengthPredictorConformance(ServesEveryWorkload):
             assert found == alone, f"of {again} it expects {found}, {alone} if none was before it"
 
     def test_expects_lengths_after_requests_have_ended(self) -> None:
-        self.check_answers(_ended(39))
+        for count in (39, 300):
+            self.check_answers(count)
 
     def test_a_call_costs_the_same_after_few_requests_and_many(self) -> None:
         costs = []
@@ -100,27 +102,40 @@ class LengthPredictorConformance(ServesEveryWorkload):
                 _ask(predictor, [group.request])
 
     def test_expects_the_length_of_a_sequence_however_many_a_request_has(self) -> None:
-        """Twins, told of requests of one sequence and of four, are alike if their mean is as
-        long."""
-        found = []
-        for more in ((0,), (-20, 0, -1, 21)):
-            predictor = self.make()
-            _tell(predictor, list(_lasting([40] * 30, len(more), more=more)))
-            found.append([each.tokens for each in _ask(predictor, _requests()) if each])
-        for request, one, four in zip(_requests(), *found, strict=False):
-            assert one / 1.5 <= four <= one * 1.5, (
-                f"of {request} it expects {one:g} tokens where requests of a sequence of 40 have "
-                f"ended, {four:g} where they had four, of 20, 40, 39 and 61: tokens are the mean "
-                "that each sequence has"
+        """Twins that were told of requests of one sequence or four, which are as long on the
+        average, and of short prompts or long ones, and are asked about one sequence or three."""
+        found = list[list[float | None]]()
+        for length, more, n in (
+            (5, (0,), 1),
+            (5, (-20, 0, -1, 21), 1),
+            (100, (0,), 1),
+            (5, (0,), 3),
+        ):
+            usual, predictor = replace(written_requests()[0], prompt=(1,) * length), self.make()
+            asked = [
+                replace(each, prompt=usual.prompt, sampling=replace(each.sampling, n=n))
+                for each in _requests()
+            ]
+            before = _ask(predictor, asked)
+            _tell(predictor, [*_lasting([40] * 200, len(more), more=more, usual=usual)])
+            answers = zip(_ask(predictor, asked), before, strict=True)
+            found.append([each.tokens if each and each != old else None for each, old in answers])
+        for request, *tokens in zip(_requests(), *found, strict=True):
+            learned = [each for each in tokens if each is not None] or [1]
+            assert max(learned) <= 1.5 * min(learned), (
+                f"of {brief(request)} it expects {tokens} tokens where sequences of 40 have ended: "
+                "one of each request, four of 20, 40, 39 and 61, one after 100 tokens, and one "
+                "where it asks for three: tokens are the mean that each sequence generates"
             )
 
-    def check_answers(self, ended: Sequence[SequenceGroup]) -> None:
-        """Check that answers are lengths which follow from the request and what ended alone."""
+    def check_answers(self, count: int) -> None:
+        """Check that answers are lengths which follow from the request and what ended alone, where
+        those that ended had ids of their own, and where all had the same, one after the other."""
         predictor, twin = self.make(), self.make()
-        requests = _requests()
+        requests, ended = _requests(), _ended(count)
         before = _ask(predictor, requests)
         with untouched(ended):
-            _tell(twin, ended)
+            _tell(twin, _ended(count, "again"))
             _tell(predictor, ended[: len(ended) // 5])
             _ask(predictor, requests)
             _tell(predictor, ended[len(ended) // 5 :])
@@ -145,8 +160,8 @@ class LengthPredictorConformance(ServesEveryWorkload):
         assert again == answers, f"asked again it expects {again}, before {answers}"
         of_twin = [twin.expect(replace(request)) for request in requests]
         assert of_twin == answers, (
-            f"it expects {answers}, a second one of equal requests {of_twin}: runs cannot be "
-            "repeated"
+            f"it expects {answers}, a second one that was told of equal requests, which had one id "
+            f"after the other, {of_twin}: runs cannot be repeated"
         )
 
     def test_being_asked_changes_nothing(self) -> None:
@@ -178,11 +193,12 @@ class LengthPredictorConformance(ServesEveryWorkload):
         return {**super().answers(beside), "many tenants": crowded}
 
     def uses(self) -> Callable[[int], object]:
-        """Requests that compete, questions about others, and answers to ever longer prompts."""
-        asked, serves = self.make(), super().uses()
+        """Requests that compete or fail, questions about others, answers to ever longer prompts."""
+        asked, serves, engine = self.make(), super().uses(), self.make_engine()
 
         def use(number: int) -> None:
             serves(number)
+            happens_in_turn(engine, number)
             _ask(asked, unlike(written_requests()[:2], number))
             usual = replace(written_requests()[0], prompt=(1,) * (number + 1))
             _tell(asked, list(_lasting([9], usual=usual)))
@@ -191,8 +207,8 @@ class LengthPredictorConformance(ServesEveryWorkload):
 
     def check_written(self) -> None:
         super().check_written()
-        self.check_answers([])
-        self.check_answers(_ended(39))
+        self.check_answers(0)
+        self.check_answers(39)
 
 
 def _requests() -> list[Request]:
@@ -208,10 +224,10 @@ def _requests() -> list[Request]:
     return [*written, *exact, endless, *extreme_requests()]
 
 
-def _ended(count: int) -> list[SequenceGroup]:
+def _ended(count: int, name: str = "e{}") -> list[SequenceGroup]:
     """Requests that have ended: by a stop, by their length, by an error, and aborted ones."""
     written, reasons = written_requests(), list(FinishReason)
-    requests = [replace(written[n % 8], id=f"e{n}") for n in range(count)]
+    requests = [replace(written[n % 8], id=name.format(n)) for n in range(count)]
     groups = waiting_groups(requests)
     for number, group in enumerate(groups):
         (sequence,) = group.sequences

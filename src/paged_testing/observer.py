@@ -41,7 +41,7 @@ from paged_testing.engines import (
     serve,
     serves_again,
 )
-from paged_testing.happenings import HAPPENINGS, deciding
+from paged_testing.happenings import HAPPENINGS, deciding, happens_in_turn
 from paged_testing.policy_subjects import extreme_requests, untouched, written_requests
 from paged_testing.served import check_served
 from paged_testing.use import growth, instructions, waits_watched
@@ -105,8 +105,8 @@ class ObserverConformance(ComponentConformance):
         return engine, witness
 
     def uses(self) -> Callable[[int], object]:
-        """Events of a few requests from arrival to end, and of one that is refused."""
-        return self._serves_and_refuses(self._small_engine())
+        """Events of a few requests from arrival to end, and of some that end otherwise."""
+        return self._serves_in_any_way(self._small_engine())
 
     def growth(self) -> tuple[int, float, float]:
         """Also by uses of an engine that is never idle."""
@@ -117,15 +117,12 @@ class ObserverConformance(ComponentConformance):
         check_observers(engine)
         return max(grown, lasting[0]), before, after
 
-    def _serves_and_refuses(self, engine: Engine) -> Callable[[int], object]:
+    def _serves_in_any_way(self, engine: Engine) -> Callable[[int], object]:
         serves = serves_again(engine)
 
         def use(number: int) -> None:
             serves(number)
-            refused = unlike([simple_request("refused", 3, 1)], number)[0]
-            with deciding(engine, Refused("all are")), suppress(AdmissionRefused):
-                engine.add(refused)
-            check_observers(engine)
+            happens_in_turn(engine, number)
 
         return use
 
@@ -135,15 +132,10 @@ class ObserverConformance(ComponentConformance):
         with waits_watched(self.package, "the engine", files=False):
             use(0)
 
-    def _small_engine(self, folder: Path | None = None, num_blocks: int = 7) -> Engine:
+    def _small_engine(self, folder: Path | None = None, **values: Any) -> Engine:
         table = {**self.watching, **self.table(folder)} if folder else self.watching
-        engine = build_memory_engine(
-            self.registry,
-            observers=[table],
-            num_blocks=num_blocks,
-            max_model_len=24,
-            **BOTH_PREEMPTIONS,
-        )
+        small = {"num_blocks": 7, "max_model_len": 24, **BOTH_PREEMPTIONS, **values}
+        engine = build_memory_engine(self.registry, observers=[table], **small)
         if self._request is not None:
             self._request.addfinalizer(engine.close)
         return engine
@@ -232,7 +224,7 @@ class ObserverConformance(ComponentConformance):
         observer = engine.observers[0]
         if not isinstance(observer, SupportsReport):
             pytest.skip("it reports nothing")
-        use, numbers = self._serves_and_refuses(engine), count()
+        use, numbers = self._serves_in_any_way(engine), count()
         sizes, reported = [], list(_reports(observer))
         for request in written_requests():
             with suppress(RequestError):
@@ -254,9 +246,13 @@ class ObserverConformance(ComponentConformance):
             f"a report has {sizes[0]:,} characters after {self.num_uses} uses that have ended, "
             f"{sizes[1]:,} characters after as many more: its size has to be bounded"
         )
-        for field in ("id", "tenant", "session", "cache_salt"):
-            named: dict[str, Any] = {field: 50_000 * "x"}
-            engine.add(replace(simple_request("A", 5, 3), **named))
+        for field in ("id", "tenant", "session", "cache_salt"):  # also of one that is preempted
+            named: dict[str, dict[str, Any]] = {each: {field: 50_000 * each} for each in "xyzw"}
+            *added, refused = (replace(simple_request(each, 7, 9), **named[each]) for each in named)
+            for each in added:
+                engine.add(each)
+            with deciding(engine, Refused("all are")), suppress(AdmissionRefused):
+                engine.add(refused)
             while engine.has_unfinished:
                 engine.step()
                 longest = max(len(text) for _, text in _reports(observer))
@@ -297,20 +293,21 @@ class ObserverConformance(ComponentConformance):
             f"{late} later: also what comes after more than is kept is to be reported"
         )
 
-    def test_many_requests_may_run(self) -> None:
-        """A step takes work in proportion to them."""
+    def test_requests_that_run_may_be_many_or_long(self) -> None:
+        """A step takes work in proportion to them, not to their tokens."""
         costs = list[int]()
-        for number in (32, 128):
-            engine = self._small_engine(num_blocks=512)
+        for number, length in ((32, 3), (128, 3), (1, 64), (1, 1024)):
+            engine = self._small_engine(num_blocks=512, block_size=2048, max_model_len=4096)
             for place in range(number):
-                engine.add(simple_request(f"r{place}", (1, 2, 3), 8))
-            while engine.scheduler.queues().waiting:
+                engine.add(simple_request(f"r{place}", length, 3 * length))
+            while engine.num_steps < length or engine.scheduler.queues().waiting:
                 engine.step()
             costs.append(instructions(engine.step, self.package))
             check_observers(engine)
-        assert costs[1] <= 6 * costs[0] + 400, (
+        assert costs[1] <= 6 * costs[0] + 400 and costs[3] <= 2 * costs[2] + 400, (
             f"of a step it hears in {costs[0]} instructions and items while 32 requests decode, "
-            f"{costs[1]} while 128 do: look at each a few times"
+            f"{costs[1]} while 128 do, {costs[2]} while one of 128 tokens does, {costs[3]} where "
+            "that has 2,048: look at each a few times, not at its tokens"
         )
 
     def test_many_requests_may_wait(self) -> None:
@@ -340,14 +337,6 @@ class ObserverConformance(ComponentConformance):
             "while 4,096 are: its size has to be bounded"
         )
 
-    def test_handles_an_id_that_is_used_again(self) -> None:
-        """Texts may have any letters and length, in each field that has one."""
-        engine, _ = self.watched_engine()
-        odd = [(0, each) for each in extreme_requests()]
-        for _ in range(3):
-            serve(engine, Workload(((0, simple_request("A", 5, 3)), *odd)))
-        self.check_closes(engine)
-
     def test_handles_steps_that_fail(self) -> None:
         for failures in ({"before": {1}}, {"after": {1}}):
             engine, _ = self.watched_engine()
@@ -359,14 +348,16 @@ class ObserverConformance(ComponentConformance):
 
     @pytest.mark.parametrize("what", HAPPENINGS)
     def test_handles_it_when(self, what: str) -> None:
-        """While other requests run, while none does, and when it happens again."""
+        """While other requests run, while none does, and when it happens again, to one of the same
+        id; texts may have any letters and length, in each field that has one."""
         engine, _ = self.watched_engine()
+        odd = [(0, each) for each in extreme_requests()]
         for number in range(2):
-            HAPPENINGS[what](engine)
-            serve(engine, Workload(((0, simple_request("B", 5, 8)),)))
+            HAPPENINGS[what](engine, "A")
+            serve(engine, Workload(((0, simple_request("B", 5, 8)), *odd)))
             engine.add(simple_request(f"C{number}", 5, 8))
             engine.step()
-            HAPPENINGS[what](engine)
+            HAPPENINGS[what](engine, "A")
             serve(engine, Workload(()))
         self.check_closes(engine)
 

@@ -65,10 +65,30 @@ class SteadyAdmission(_Right):
 class AbortsAdmission(_OfTenants):
     """Counts a request until a step ends it, and so for ever where it is aborted."""
 
+    missed = FinishReason.ABORT
+
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
-        is_aborted = any(s.finish_reason is FinishReason.ABORT for s in group.sequences)
-        if not (event == "finished" and is_aborted):
+        is_missed = any(s.finish_reason is self.missed for s in group.sequences)
+        if not (event == "finished" and is_missed):
             super().on_request(group, event)
+
+
+class ErrorsAdmission(AbortsAdmission):
+    """Counts a request for ever where it ends by an error."""
+
+    missed = FinishReason.ERROR
+
+
+class CuttingAdmission(_Right):
+    """Cuts an expected length to what a request may have, which may be any."""
+
+    def __init__(self, options: Any, context: Any, /) -> None:
+        self.lengths = context.length_predictor
+
+    def decide(self, request: Request, load: Load, now: float, /) -> Decision:
+        expected = self.lengths and self.lengths.expect(request)
+        is_long = expected and min(expected.tokens, request.sampling.max_tokens) > 1e6
+        return Refused("too long") if is_long else None
 
 
 class RegularAdmission(_Right):
@@ -193,6 +213,10 @@ WRONG_DECISIONS = {
     # takes each engine for one whose sequences are limited
     "SeatedAdmission": lambda own, request, load, now: (
         None if load.num_waiting or load.num_running < load.max_num_seqs else Held(now + 5)
+    ),
+    # takes it that blocks are free while nothing waits
+    "CrampedAdmission": lambda own, request, load, now: (
+        (load.num_waiting or load.free_tokens) and None
     ),
     # until the next slot of time
     "SlottedAdmission": lambda own, request, load, now: Held(now // 2 * 2 + 3),

@@ -68,12 +68,13 @@ WRONG_SECONDS = {
         _seconds(own, work) if work.prefill_pairs < 1e12 else inf
     ),
     "SpacedCostModel": lambda own, work: _seconds(own, work) if work.decode_context < 1e6 else inf,
-    "FallingCostModel": lambda own, work: (
-        _seconds(own, work) - (0.005 if work.decode_context > 200_000 else 0)
-    ),
     # has another path for more than 256 sequences
     "EagerCostModel": lambda own, work: (
         _seconds(own, work) - (0.005 if work.decode_sequences > 256 else 0)
+    ),
+    # reads much at a higher rate
+    "FasterCostModel": lambda own, work: (
+        _seconds(own, work) - (work.decode_context > 100_000) * 5e-10 * work.decode_context
     ),
     # pads decodes to multiples of 16, unless a prompt is there
     "PaddingCostModel": lambda own, work: (

@@ -29,6 +29,10 @@ OF_STEPS = {
     "WaitingObserver": lambda self, step: step.scheduled or Event().wait(),
     # waits between two steps
     "SleepingObserver": lambda self, step: sleep(0),
+    # counts tokens by copies of all answers
+    "CopyingObserver": lambda self, step: [
+        len(each.output) for group in step.queues.running for each in group.sequences
+    ],
     # empties what others are told, too
     "EmptyingObserver": lambda self, step: step.swapped_out.clear(),
     # empties what it has read
@@ -181,11 +185,19 @@ class AllButAddedObserver(_Observer):
 class EndedObserver(_Observer):
     """Keeps what was aborted while it ran."""
 
+    missed = FinishReason.ABORT
+
     def on_request(self, group: SequenceGroup, event: str, /) -> None:
         if event == "admitted":
             self.seen.add(group.id)
-        elif event == "finished" and group.sequences[0].finish_reason is not FinishReason.ABORT:
+        elif event == "finished" and group.sequences[0].finish_reason is not self.missed:
             self.seen.discard(group.id)
+
+
+class ErrorsObserver(EndedObserver):
+    """Keeps what ended by an error."""
+
+    missed = FinishReason.ERROR
 
 
 class SwappedObserver(_Observer):
@@ -245,6 +257,16 @@ class _Reporting(_Observer):
 
     def report(self, since: int, /) -> Any:
         return list(self.last)
+
+
+class RefusedNamesObserver(_Reporting):
+    """Reports the name of what was refused, of any length."""
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        self.seen = {group.id} if event == "refused" else self.seen
+
+    def report(self, since: int, /) -> Any:
+        return [*self.seen]
 
 
 class ReadObserver(_Reporting):

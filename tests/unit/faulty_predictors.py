@@ -68,6 +68,11 @@ def _first(own: _Learning, group: SequenceGroup, event: str, /) -> None:
     own.last = 1 + len(group.sequences[0].output)
 
 
+def _whole(own: _Learning, group: SequenceGroup, event: str, /) -> None:
+    if event == "finished":
+        own.last = group.sequences[0].num_tokens
+
+
 WRONG_ANSWERS = {
     "NumberPredictor": lambda own, request: 7,
     "ByNamePredictor": lambda own, request: own.known.setdefault(
@@ -86,7 +91,19 @@ globals().update(with_another(__name__, _Right, "expect", WRONG_ANSWERS))
 LEARNS = {"QuietPredictor": False, "LatePredictor": property(lambda own: own.last > 1)}
 globals().update(with_another(__name__, _Learning, "learns", LEARNS))
 globals().update(with_another(__name__, _Right, "learns", {"DeafPredictor": True}))
-TELLS = {"TouchingPredictor": _touch, "SizesPredictor": _size, "FirstPredictor": _first}
+TELLS = {
+    **{"TouchingPredictor": _touch, "SizesPredictor": _size, "FirstPredictor": _first},
+    "WholePredictor": _whole,
+    # knows nothing of what is refused
+    "SimplePredictor": lambda own, group, event: (
+        "added",
+        "admitted",
+        "preempted",
+        "swapped_out",
+        "swapped_in",
+        "finished",
+    ).index(event),
+}
 globals().update(with_another(__name__, _Learning, "on_request", TELLS))
 
 
@@ -128,6 +145,19 @@ class FractionPredictor(_Learning):
         if event == "finished":
             lengths = [len(each.output) for each in group.sequences]
             self.lately.append(max(1, sum(lengths) / len(lengths)))
+
+
+class SilentPredictor(_Learning):
+    """Does not say that it learns, since it begins late."""
+
+    learns = False
+
+    def expect(self, request: Request, /) -> ExpectedLength | None:
+        return ExpectedLength(self.last) if len(self.ended) > 50 else None
+
+    def on_request(self, group: SequenceGroup, event: str, /) -> None:
+        super().on_request(group, event)
+        self.ended = [*self.ended[-60:], self.last]
 
 
 class SummingPredictor(_Learning):
