@@ -70,6 +70,7 @@ _KINDS: Sequence[dict[str, Any]] = (
     {"soft_cap": 3.0},
     {"soft_cap": 1.0},
     {"num_heads": 2, "num_kv_heads": 1},
+    {"num_kv_heads": 1},
     {"head_dim": 128},
     *({"alibi_slopes": slopes} for slopes in ((0.5, 0.1, 0.01, 0.0), (0.0, 1.0, 0.3, 0.2))),
     *({"sinks": sinks} for sinks in ((3.0, -2.0, 0.0, 9.0), (0.0, 5.0, 1.0, -1.0))),
@@ -177,8 +178,8 @@ class AttentionConformance(ComponentConformance):
             assert not wrong.any(), (
                 f"sequence {index} ({cached} tokens cached, {new} new): {wrong.sum()} of "
                 f"{wrong.size} values are wrong; the first, of new token {place[0]}, head "
-                f"{place[1]}, place {place[2]}, is {got[place]:.6g}, not {wanted[place]:.6g} "
-                f"({scene.layer.dtype}, {scene.layer.num_heads} heads of {scene.layer.head_dim})"
+                f"{place[1]}, place {place[2]}, is {got[place]:.6g}, not {wanted[place]:.6g}, in "
+                f"{scene.layer}"
             )
 
     def scenes(
@@ -284,23 +285,15 @@ class AttentionConformance(ComponentConformance):
     def test_steps_follow_each_other_as_in_an_engine(self) -> None:
         """Sequences grow together, change places, come and go, fork and get other blocks, in two
         engines; what a step was given and what it gave stay as they are."""
-        torch: Any = import_module("torch")
         for dtype in self.dtypes:
             layer = self.layer(dtype, block_size=4)
             scenes = [self.scene(self.make(), layer, [(47, 1)] * 6, seed) for seed in (18, 19)]
-            results = list[tuple[Any, Any]]()
-            for step, members in enumerate(walk(scenes)):
+            for members in walk(scenes):
                 plans = [scene.plan(members) for scene in scenes]
                 for scene, plan in zip(scenes, plans, strict=True):
                     self.check_run(scene, members, write_cached=False, plan=plan)
-                    both = zip(scene.given, scene.inputs(members), strict=True)
-                    stays = [torch.equal(*each) for each in both]
-                    assert all(stays), f"it changed query, key or value, which stay: {stays}"
                     wanted = numbers(scene.batch_of(members))
                     assert numbers(scene.batch) == wanted, "it changed the batch"
-                    results.append((scene.result, scene.result.clone()))
-                changed = [n // 2 for n, each in enumerate(results) if not torch.equal(*each)]
-                assert not changed, f"a step changed an earlier result: {step} that of {changed}"
 
     def test_batches_that_differ_in_one_thing_follow_each_other(self) -> None:
         """In the order of lengths, in tables, in what is cached, or in numbers alone: each has as
@@ -330,6 +323,8 @@ class AttentionConformance(ComponentConformance):
         changes: dict[str, Any] = {"num_heads": 1, "num_kv_heads": 1, "sliding_window": window}
         for scene in self.scenes([(0, 1100), (130, 300)], 23, **changes):
             self.check_run(scene)
+            scene.values[0].neg_()
+            self.check_run(scene, write_cached=False)
 
     @pytest.mark.parametrize("changes", [{}, {"sliding_window": 7}, {"soft_cap": 100.0}], ids=str)
     def test_scores_may_be_far_from_zero(self, changes: dict[str, Any]) -> None:
@@ -341,10 +336,12 @@ class AttentionConformance(ComponentConformance):
             self.check_run(scene)
 
     def test_rows_may_be_strided(self) -> None:
-        for scene in self.scenes([(20, 1), (3, 9)], 1):
+        """Of chunks, and of steps that decode alone."""
+        for scene in self.scenes([(20, 1), (3, 9), (2, 1)], 1):
             for arrange in (scene.side_by_side, scene.heads_first, scene.values_aside):
-                scene.values[1].neg_()
-                self.check_run(scene, arrange=arrange)
+                for members in ([0, 1], [2, 0]):
+                    scene.values[members[1]].neg_()
+                    self.check_run(scene, members, arrange=arrange)
 
     def test_a_batch_is_written_before_any_of_it_is_read(self) -> None:
         """A block that one sequence fills in this step, another reads in the same."""
@@ -499,20 +496,15 @@ class AttentionConformance(ComponentConformance):
             backend, layer = cases.make(), self.layer(dtype)
             if backend.check(layer) is not None:
                 continue
-            together = self.scene(backend, layer, chunks, 5).run(range(len(chunks)))
-            for index, out in enumerate(together):
-                (alone,) = self.scene(backend, layer, chunks, 5).run([index])
+            scene = self.scene(backend, layer, chunks, 5)
+            scene.share_blocks(owner=0, other=1, count=8)
+            for index, out in enumerate(scene.run(range(len(chunks)))):
+                (alone,) = scene.run([index])
                 assert torch.equal(out, alone), (
                     f"{said} a sequence of (cached, new) tokens {chunks[index]} has results in "
                     f"{dtype} that differ by {float((out.double() - alone.double()).abs().max())} "
                     "from those that it has alone: check() refuses what depends on the batch"
                 )
-
-    def test_the_same_batch_gives_the_same_bits(self) -> None:
-        torch: Any = import_module("torch")
-        backend, members = self.make(), range(len(LONG))
-        for one, other in zip(*(self.scenes(LONG, 6, backend) for _ in range(2)), strict=True):
-            assert all(map(torch.equal, one.run(members), other.run(members)))
 
     def test_planning_waits_for_no_device(self) -> None:
         """Where it serves GPUs, to which a CPU's tensors only stand in for theirs."""

@@ -5,6 +5,7 @@ Tensors are torch's, which is imported when the first one is made: the kit does 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
@@ -144,6 +145,8 @@ class Scene:
         self.keys, self.values = stored(), stored()
         self._shared: dict[int, tuple[int, int]] = {}
         """Sequences that share blocks of another: with which, and how many tokens."""
+        self._results = deque[tuple[Any, Any]](maxlen=6)
+        """The last ones, and copies of them."""
         self._last_tables = np.zeros((0, 0), np.int32)
         self.cache = self._allocate(layer.device) if not first_block else self._zeros()
         self._attention = backend.bind(layer, self.cache)
@@ -172,12 +175,18 @@ class Scene:
             self.write_cached(members)
         rows = self._new(members)
         inputs = self._inputs(rows) if arrange is None else arrange(*self._inputs(rows))
-        self.given = inputs
+        given = [part.nan_to_num() for part in inputs]
         out: Any = self._attention.forward(*inputs, plan or self._plan(rows))
+        stays = [self._torch.equal(a, b.nan_to_num()) for a, b in zip(given, inputs, strict=True)]
+        assert all(stays), f"it changed query, key or value, which stay: {stays}"
         for name in ("dtype", "shape", "device"):
             got, wanted = getattr(out, name), getattr(inputs[0], name)
             assert got == wanted, f"the {name} of its result is {got}, that of the queries {wanted}"
+        for number, (result, kept) in enumerate(reversed(self._results), 1):
+            same = self._torch.equal(result.nan_to_num(), kept)
+            assert same, f"a call changed the result of the one {number} before it"
         self.result = out
+        self._results.append((out, out.nan_to_num()))
         return [part.cpu() for part in out.split([new for _, _, new, _ in rows])]
 
     def plan(self, members: Sequence[int]) -> Any:
@@ -189,8 +198,7 @@ class Scene:
         return self._batch(self._new(members))
 
     def inputs(self, members: Sequence[int]) -> tuple[Any, Any, Any]:
-        """Return query, key and value of these sequences' new tokens; what :meth:`run` gave to the
-        component last is :attr:`given`."""
+        """Return query, key and value of these sequences' new tokens."""
         return self._inputs(self._new(members))
 
     def write_cached(self, members: Sequence[int]) -> None:

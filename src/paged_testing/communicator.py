@@ -32,14 +32,14 @@ from paged_testing.ranks import (
 Values = tuple[Any, ...]
 """A tensor: dtype, shape, bytes, whether it is transposed."""
 Call = tuple[str, Any, int]
-"""Kind, tensor, source; ``pause`` and seconds, ``many`` and how many at most, or ``uses``, how many
-and of which package."""
+"""Kind, tensor, source; ``slow``, what to add and whether its sockets are, ``pause`` and seconds,
+``many`` and how many at most, or ``uses``, how many and of which package."""
 
 _Asked = tuple[str, Sequence[Values], int]
 """Kind, tensors of all ranks, source."""
 
 ADDED = ("float32", "bfloat16", "float16")
-OTHERS = ("float64", "int64", "int32", "uint8", "bool")
+OTHERS = ("float64", "int64", "int32", "int16", "uint8", "bool", "complex64", "float8_e4m3fn")
 _MEETING = 60.0
 """Seconds, where no rank is to be lost: processes import a tensor library."""
 _DEADLINE = 4.0
@@ -260,19 +260,17 @@ class CommunicatorConformance(ComponentConformance):
 
     @pytest.mark.parametrize("what", ["operation", "dtype", "size", "nothing", "source"])
     def test_ranks_that_are_asked_for_different_things_say_so(self, what: str) -> None:
-        one = _random("float32", (6,), 0)
-        other: dict[str, Call] = {
-            "operation": ("all_gather", one, 0),
-            "dtype": ("broadcast", _random("int32", (6,), 1), 0),
-            "size": ("broadcast", _random("float32", (7,), 1), 0),
-            "nothing": ("broadcast", _random("float32", (0,), 1), 0),
-            "source": ("broadcast", one, 1),
-        }
-        with self.group(2, self.timeout) as group:
-            (first,), (second,) = self.run(group, [("broadcast", one, 0)], [other[what]])
-            for found in (first, second):
-                self.check_lost(group, found, (0, 1))
-                assert "asked for" in found[1], found[1]
+        one, kinds = _random("bfloat16", (6,), 0), ("all_reduce", "all_gather", "broadcast")
+        unlike = {"dtype": _random("float16", (6,), 1)}
+        unlike |= {"size": _random("bfloat16", (7,), 1), "nothing": _random("bfloat16", (0,), 1)}
+        for place in range(2 if what == "source" else 0, 3):
+            first: Call = (kinds[place], one, 0)
+            other = kinds[place - (what == "operation")]
+            second: Call = (other, unlike.get(what, one), int(what == "source"))
+            with self.group(2, self.timeout) as group:
+                for (found,) in self.run(group, [first], [second]):
+                    self.check_lost(group, found, (0, 1))
+                    assert "asked for" in found[1], f"{kinds[place]}(): {found[1]}"
 
     # ------------------------------------------------------------------ ranks that are lost
 
@@ -288,20 +286,24 @@ class CommunicatorConformance(ComponentConformance):
             group.start(1, calls)
             self.check_lost(group, self.answer(group, 1)[0])
 
-    def test_ranks_that_arrive_late_put_off_no_deadline(self) -> None:
-        """One arrives shortly before it, and one never does; a busy machine has three trials."""
-        calls: list[Call] = [("all_reduce", _random("float32", (4,), 0), 0)]
+    @pytest.mark.parametrize("is_slow", [False, True], ids=["late ranks", "slow pieces"])
+    def test_nothing_puts_off_a_deadline(self, is_slow: bool) -> None:
+        """One of three ranks arrives shortly before it, and one never does; or one of two takes a
+        while for each call of a socket; a busy machine has three trials."""
+        kind, shape = ("slow", (self.large,)) if is_slow else ("all_reduce", (4,))
+        calls: list[Call] = [(kind, _random("float32", shape, 0), late) for late in (0, 1)]
         found: list[float] = []
         while not found or found[-1] > 1.6 * _DEADLINE:
             assert len(found) < 3, (
-                f"a rank gives up after {found} s, and is to after {_DEADLINE:g}: the deadline of "
-                "an operation is one, whichever ranks arrive meanwhile"
+                f"a rank ends an operation after {found} s, and is to give up after {_DEADLINE:g}: "
+                "the deadline is one, whichever ranks or pieces arrive meanwhile"
             )
-            with self.group(3, _DEADLINE) as group:
-                group.start(1, calls)
-                group.start(0, [("pause", 0.9 * _DEADLINE, 0), *calls])
+            with self.group(3 - is_slow, _DEADLINE) as group:
+                group.start(1, calls[:1])
+                group.start(0, [("pause", 0.9 * _DEADLINE * (not is_slow), 0), calls[1]])
                 lost = self.answer(group, 1)[0]
-                self.check_lost(group, lost)
+                if not is_slow:
+                    self.check_lost(group, lost)
                 self.answer(group, 0, 2)
             found.append(lost[2])
 
@@ -419,7 +421,7 @@ class CommunicatorConformance(ComponentConformance):
         assert "\n" not in text, "the reason is to be one line"
         assert seconds < group.timeout + self.patience, f"it took {seconds:g} s: {text}"
         assert later < group.timeout, f"a later call took {later:g} s: the group was lost already"
-        said = " ".join(re.findall(r"\branks? (\d+(?:, \d+)*)", text))
+        said = " ".join(re.findall(r"\branks?\W+(\d+(?:(?:\W|and)+\d+)*)", text))
         for rank in named:
             assert str(rank) in re.findall(r"\d+", said), f"rank {rank} is not named: {text}"
 

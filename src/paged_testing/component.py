@@ -317,8 +317,9 @@ class ComponentConformance:
                 except RAISED:
                     raise error from None  # with any options
                 error.add_note(
-                    f"with the options {table}; bound in the settings class what does not work, as "
-                    f"by Field(ge=..., le=...) or Literal; these were tried:\n{tried}"
+                    f"with the options {table}; with its own it passes: mend what they lead to, or "
+                    "bound them in the settings class, as by Field(ge=..., le=...) or Literal; "
+                    f"these were tried:\n{tried}"
                 )
                 raise
 

@@ -29,8 +29,6 @@ from paged_testing.doubles import FailingExecutor
 from paged_testing.engines import build_memory_engine, memory_settings, serve, serves_again
 from paged_testing.served import check_nothing_leaked
 from paged_testing.steps import (
-    FIRST,
-    LAST,
     WHOLE,
     WITH_HOST,
     alike,
@@ -126,8 +124,8 @@ class ExecutorConformance(ComponentConformance):
     # ------------------------------------------------------------------ driven by an engine
 
     def test_has_the_capacity_that_the_settings_give(self) -> None:
-        values = {"num_blocks": 9, "num_host_blocks": 5, "block_size": 4, "max_model_len": 32}
-        with self.engine(**values, preemption="swap") as engine:
+        values: dict[str, Any] = {"num_blocks": 9, "num_host_blocks": 5, "block_size": 4}
+        with self.engine(**values, max_model_len=32, preemption="swap") as engine:
             capacity = engine.capacity
             size, ends = capacity.vocab_size, capacity.eos_token_ids
             assert (capacity.num_blocks, capacity.num_host_blocks) == (9, 5), (
@@ -140,7 +138,8 @@ class ExecutorConformance(ComponentConformance):
             )
 
         for given in (None, 0):
-            with self.engine(preemption="swap", num_host_blocks=given) as engine:
+            values = {"num_blocks": None, "kv_cache_memory": "8MiB", "num_host_blocks": given}
+            with self.engine(**values, preemption="swap") as engine:
                 found = engine.capacity.num_host_blocks
                 assert (found > 0) == (given is None), (
                     f"num_host_blocks is {given} and needs_host_blocks true, and it has {found}"
@@ -205,9 +204,12 @@ class ExecutorConformance(ComponentConformance):
         """Last tokens of prompts, and of more after a preemption; chunks end where prompts do."""
         gone = {"batch": [], "removed": [0]}
         plain, longer = new_sequence(0, 5), replace(new_sequence(0, 7), num_prompt_tokens=4)
-        asks = replace(plain, sampling=replace(plain.sampling, prompt_logprobs=2))
-        if not self.sampled({"batch": [(0, 5)], "added": [asks]})[0].failed:  # it has them
-            plain, longer = (replace(each, sampling=asks.sampling) for each in (plain, longer))
+        asks = [
+            replace(each, sampling=replace(each.sampling, prompt_logprobs=most, logprobs=most))
+            for each, most in ((plain, 0), (longer, -1))
+        ]
+        if not self.sampled({"batch": [(0, 5)], "added": asks[:1]})[0].failed:  # it has them
+            plain, longer = asks
         for new in (plain, longer):
             total, found, told = len(new.tokens), list[list[int]](), list[list[Any]]()
             cuts = ((total,), (1, total - 1), (4, total - 4), (2, 2, total - 4), (1,) * total)
@@ -225,7 +227,7 @@ class ExecutorConformance(ComponentConformance):
                     check_samples(result, [0])
                 found.append(last.token_ids + more.token_ids)
             assert all(each == found[0] for each in found), f"in other chunks it samples {found}"
-            follow = new.tokens[1 : new.num_prompt_tokens] if new.sampling.prompt_logprobs else ()
+            follow = new.tokens[1 : new.num_prompt_tokens] if new in asks else ()
             for entries in told:
                 named = [token in each for token, each in zip(follow, entries, strict=False)]
                 assert len(entries) == len(follow) and all(named), (
@@ -234,13 +236,22 @@ class ExecutorConformance(ComponentConformance):
                 )
 
     def test_logits_processors_are_asked_or_fail(self) -> None:
-        asks = SamplingParams(max_tokens=8, ignore_eos=True, logits_processors=[second_token])
-        new = replace(new_sequence(0, 5), sampling=asks)
-        (result,) = self.sampled({"batch": [(0, 5)], "added": [new]})
-        assert 0 in result.failed or result.token_ids == [2], (
+        """What one raises, as ``int()`` does, is in ``failed``, and the other sequences go on."""
+        given: list[list[Any]] = [[second_token], [int], []]
+        added = [
+            replace(
+                new_sequence(number, 5),
+                sampling=SamplingParams(max_tokens=8, ignore_eos=True, logits_processors=each),
+            )
+            for number, each in enumerate(given)
+        ]
+        (result,) = self.sampled({"batch": [(number, 5) for number in range(3)], "added": added})
+        assert 0 in result.failed or result.token_ids[0] == 2, (
             f"a logits processor chooses token 2; the result is {result}: ask it, or say why not "
             "in `failed`"
         )
+        check_samples(result, [0, 2][0 in result.failed :])
+        assert 1 in result.failed, f"a logits processor raises, and `failed` is {result.failed}"
 
     def test_returns_results_in_the_order_of_the_batch(self) -> None:
         """Whatever each asks for, it is as that of the sequence alone."""
@@ -272,19 +283,20 @@ class ExecutorConformance(ComponentConformance):
                     assert alike(found, wanted), (
                         f"beside others the sequence {number} gets {found}, alone {wanted}"
                     )
-            asked = new.sampling.logprobs is not None
-            both, most = _of_one(new.id, second)[0], new.sampling.logprobs or 0
+            asked = new.sampling.needed_logprobs
+            both, most = _of_one(new.id, second)[0], asked or 0
             for token, found in (each for each in both if each[1]):
                 first_one, *best = found.items()
                 values = [value for _, value in best]
                 is_ranked = values == sorted(values, reverse=True) and max(found.values()) <= 0
-                assert first_one[0] == token and len(best) <= most and is_ranked, (
+                are_all = not best or len(best) == most or found[token] >= values[-1]
+                assert first_one[0] == token and len(best) <= most and is_ranked and are_all, (
                     f"log-probabilities are wanted of the sampled token {token}, which is the "
-                    f"first, and of {most} others at most, from the highest on: {found}"
+                    f"first, and of the {most} best, from the highest on: {found}"
                 )
             said = [each for _, each in both]
-            assert all((each is not None) == asked for each in said), (
-                f"the sequence {number} asks for {new.sampling.logprobs} log-probabilities: {said}"
+            assert all((each is None) == (asked is None) for each in said), (
+                f"needed_logprobs of the sequence {number} is {asked}, and it gets {said}"
             )
 
     def test_samples_a_token_for_each_sequence_of_a_fan_out(self) -> None:
@@ -331,18 +343,22 @@ class ExecutorConformance(ComponentConformance):
             )
 
     def test_moves_blocks_in_the_order_swap_out_swap_in_copy(self) -> None:
-        """A block is swapped out, swapped in and copied in one step, then computed on."""
+        """A block is swapped out, swapped in and exchanged for another in one step, then computed
+        on: all are read before any is written."""
+        both = {"batch": [(0, 3), (1, 3)], "added": [new_sequence(0, 5), new_sequence(1, 7, 21)]}
         moves = {
             **moved("swap_out", {0: 3}),
             **moved("swap_in", {3: 20}),
-            **moved("copy", {20: 21}),
-            **edited((0, 0, 21)),
+            **moved("copy", {20: 21, 21: 20}),
+            **edited((0, 0, 21), (1, 0, 20)),
         }
         plain, turned = (
-            self.sampled(FIRST, {**LAST, **changes}, **WITH_HOST)[1].token_ids
+            self.sampled(both, {"batch": [(0, 2), (1, 4)], **changes}, **WITH_HOST)[1].token_ids
             for changes in ({}, moves)
         )
-        assert turned == plain, f"with its first block moved it samples {turned}, else {plain}"
+        assert turned == plain, (
+            f"with first blocks that were moved it samples {turned}, else {plain}"
+        )
 
     def test_starts_again_when_it_was_lost_and_ends_what_it_started(self) -> None:
         """Threads and processes end in close(), which may be called more than once, or alone."""
@@ -385,14 +401,16 @@ class ExecutorConformance(ComponentConformance):
                     for number in range(times):
                         capacities.append(executor.start() if number else engine.capacity)
                         batch, added = [(150 * number, 16)], many[number]
-                        sampled.append(run(executor, number, batch, added=added).token_ids)
+                        sampled.append(run(executor, 2 * number, batch, added=added).token_ids)
+                        executor.submit(step_input(2 * number + 1, []))  # which nobody collects
                         held.append(allocated())
                 del engine
                 held.append(allocated())
                 del executor
         assert capacities == capacities[:1] * 3, f"started again it has the capacities {capacities}"
         assert sampled == sampled[:1] * 3, (
-            f"started again it samples {sampled}: the steps are alike"
+            f"started again it samples {sampled}: the steps are alike, and one that was submitted "
+            "before is not collected"
         )
         before, _, once, again, after = held
         assert again - once < self.bytes_free, (
@@ -407,52 +425,13 @@ class ExecutorConformance(ComponentConformance):
     def test_passes_on_what_an_executor_within_it_raises(self, method: str) -> None:
         """Where it passes steps on to the executor ``memory``."""
         inner = self.registry.get("executor", "memory").load()
-        with self.engine() as engine:
-            executor, raised = engine.executor, None
-            with patch.object(inner, method, side_effect=ExecutorLost("on purpose")) as broken:
-                try:
-                    run(executor, 0, **WHOLE)
-                except ExecutorLost as error:
-                    raised = error
-            assert raised or not broken.called, (
-                f"{method}() of the executor within it raised ExecutorLost, and it did not"
-            )
-
-    def test_reads_all_blocks_before_it_writes_any(self) -> None:
-        """Blocks are copied and swapped in a circle in one step."""
-        both = {"batch": [(0, 3), (1, 3)], "added": [new_sequence(0, 5), new_sequence(1, 7)]}
-        circle = {**moved("copy", {0: 4, 4: 0}), **edited((0, 0, 4), (1, 0, 0))}
-        plain, turned = (
-            self.sampled(both, {"batch": [(0, 2), (1, 4)], **changes}, num_blocks=32)[1].token_ids
-            for changes in ({}, circle)
-        )
-        assert turned == plain, f"with two blocks exchanged it samples {turned}, else {plain}"
-
-    def test_a_swapped_block_is_kept_on_the_host(self) -> None:
-        """While others are computed where it was."""
-        first = new_sequence(0, 5)
-        back = replace(first, num_computed=3, blocks=[BlockId(9), *first.blocks[1:]])
-        other = new_sequence(1, 6, first_block=0)
-        plain = self.sampled(FIRST, LAST, **WITH_HOST)[1].token_ids
-        *_, again = self.sampled(
-            FIRST,
-            {"batch": [(1, 6)], "added": [other], "removed": [0], **moved("swap_out", {0: 2})},
-            {**LAST, "added": [back], "removed": [1], **moved("swap_in", {2: 9})},
-            **WITH_HOST,
-        )
-        assert again.token_ids == plain, (
-            f"after a swap it samples {again.token_ids}, without one {plain}"
-        )
-
-    def test_a_block_may_be_appended_to_a_table(self) -> None:
-        size = 4
-        new = new_sequence(0, size + 2)
-        (whole,) = self.sampled({"batch": [(0, size + 2)], "added": [new]})
-        _, grown = self.sampled(
-            {"batch": [(0, size)], "added": [replace(new, blocks=[BlockId(0)])]},
-            {**LAST, **edited((0, 1, 7))},
-        )
-        check_samples(grown, [0], whole.token_ids)
+        for kind in (ExecutorLost, ValueError):
+            raises = patch.object(inner, method, side_effect=kind("on purpose"))
+            with self.engine() as engine, raises as broken, suppress(kind):
+                run(engine.executor, 0, **WHOLE)
+                assert not broken.called, (
+                    f"{method}() of the executor within it raised {kind.__name__}, and it did not"
+                )
 
     def test_a_step_may_be_submitted_before_the_last_one_is_collected(self) -> None:
         """They run in the order in which they are submitted, also where threads take turns."""

@@ -8,8 +8,9 @@ import pickle
 import re
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from _socket import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -233,6 +234,10 @@ def _called(communicator: Any, tensors: _Tensors, kind: str, values: Any, source
                 communicator.broadcast(left)
             return None
         tensor = tensors.given(*values)
+        if kind == "slow":
+            with _slow_sockets() if source else nullcontext():
+                communicator.all_reduce(tensor)
+            return "in time", "", monotonic() - started, 0.0
         while kind == "repeat":  # until a rank is lost
             started = monotonic()
             communicator.all_reduce(tensor)
@@ -257,6 +262,22 @@ def _called(communicator: Any, tensors: _Tensors, kind: str, values: Any, source
     except Exception as error:  # noqa: BLE001 - told to the test
         found = (_kind(error), str(error), monotonic() - started, 0.0)
         return _lost_for_good(communicator, found) if isinstance(error, ExecutorLost) else found
+
+
+@contextmanager
+def _slow_sockets() -> Iterator[None]:
+    """Let calls of sockets take longer, up to 10 s together."""
+    left = [0.2] * 50
+
+    def profile(_frame: object, event: str, called: Any) -> None:
+        if left and event == "c_return" and isinstance(called.__self__, socket):
+            sleep(left.pop())
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def _lost_for_good(communicator: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -20,7 +21,7 @@ def new_sequence(number: int, length: int, first_block: int | None = None) -> Ne
     first = 4 * number if first_block is None else first_block
     return NewSequence(
         id=SeqId(number),
-        request_id=f"r{number}",
+        request_id=f"r{number} \udce9",
         tokens=[1 + (number + place) % 3 for place in range(length)],
         num_prompt_tokens=length,
         num_computed=0,
@@ -61,6 +62,10 @@ def _collected(executor: Executor, handle: Any, step: StepInput) -> tuple[StepRe
     """Collect a step, and empty its lists, as they may change from then on; return the result, and
     a copy from before that."""
     result = executor.collect(handle)
+    try:
+        json.dumps(_parts(result))
+    except TypeError as error:
+        raise AssertionError(f"a StepResult has plain numbers, and {error}: {result}") from None
     kept = deepcopy(result)
     for new in step.added:
         new.tokens.clear()
@@ -126,7 +131,7 @@ def kinds() -> list[NewSequence]:
     more: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {}),
         ({"logprobs": 1}, {}),
-        ({"temperature": 50.0, "seed": 3}, {}),
+        ({"temperature": 50.0, "seed": 3, "best_of": 1}, {}),
         ({"beam_width": 2}, {"num_candidates": 4}),
         ({"temperature": 50.0, "n": 3, "logprobs": 9}, {"fan_out": 3}),
         ({"beam_width": 4, "length_penalty": 0.5}, {"num_candidates": 8}),
@@ -209,7 +214,4 @@ def edited(*edits: tuple[int, int, int]) -> dict[str, list[Any]]:
 
 
 WHOLE: Mapping[str, Any] = {"batch": [(0, 5)], "added": [new_sequence(0, 5)]}
-FIRST: Mapping[str, Any] = {"batch": [(0, 3)], "added": [new_sequence(0, 5)]}
-LAST: Mapping[str, Any] = {"batch": [(0, 2)]}
-"""Steps that compute a sequence at once, and in two chunks."""
 WITH_HOST: Mapping[str, Any] = {"num_blocks": 32, "num_host_blocks": 4, "preemption": "swap"}

@@ -11,11 +11,7 @@ from marks import long
 from paged_testing import ExecutorConformance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
-CONTENT = (
-    "test_reads_all_blocks_before_it_writes_any",
-    "test_a_block_may_be_appended_to_a_table",
-    "test_samples_when_the_last_token_is_computed_however_many_at_a_time",
-)
+CONTENT = ("test_samples_when_the_last_token_is_computed_however_many_at_a_time",)
 """Cases about the inner executor, as in `TestMemory`."""
 
 
@@ -57,7 +53,6 @@ class TestProcess(TestWorkers):
     "test_ranks_the_candidates_of_a_beam_and_samples_nothing",
     "test_returns_results_in_the_order_of_the_batch",
     "test_moves_blocks_in_the_order_swap_out_swap_in_copy",
-    "test_a_swapped_block_is_kept_on_the_host",
     "test_written_requests_have_the_same_output_alone_and_in_a_batch",
 )
 class TestTensorParallel(ExecutorConformance):

@@ -56,14 +56,16 @@ class LateAttention(TorchAttention):
 
 
 class CrowdedAttention(TorchAttention):
-    """Passes ``deterministic``, and has other last bits beside other sequences."""
+    """Passes ``deterministic``, and has other last bits where sequences begin with one block."""
 
     def bind(self, layer: LayerSpec, cache: Any, /) -> Any:
         bound = super().bind(layer, cache)
 
         class Crowded:
             def forward(self, query: Any, key: Any, value: Any, plan: Any, /) -> Any:
-                return bound.forward(query, key, value, plan) * (1 + 2**-20 * (len(query) > 1))
+                first = plan._tables_SW[:, 0]
+                is_shared = len(first.unique()) < len(first)
+                return bound.forward(query, key, value, plan) * (1 + 2**-20 * is_shared)
 
         return Crowded()
 

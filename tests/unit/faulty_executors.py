@@ -9,6 +9,8 @@ from threading import Event, Thread
 from time import sleep
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from paged_backends.executors.memory import MemoryExecutor
 from paged_backends.executors.settings import MemorySettings
 from paged_core.ids import SeqId
@@ -387,6 +389,24 @@ class NamelessExecutor(MemoryExecutor):
         seed = new.sampling.seed
         seed = self._settings.seed if seed is None else seed
         return super()._sample(new, [seed, *tokens], index)
+
+
+class ArrayExecutor(MemoryExecutor):
+    """Returns numbers of an array."""
+
+    def collect(self, handle: Any, /) -> StepResult:
+        result = super().collect(handle)
+        return replace(result, token_ids=[*np.array(result.token_ids)])
+
+
+class QueuedExecutor(MemoryExecutor):
+    """Returns the result of the first step that is left, whichever is asked for."""
+
+    def submit(self, step: StepInput, /) -> Any:
+        self.__dict__.setdefault("queue", []).append(step)
+
+    def collect(self, _: Any, /) -> StepResult:
+        return super().collect(self.__dict__["queue"].pop(0))
 
 
 class HostExecutor(MemoryExecutor):
