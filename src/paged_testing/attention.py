@@ -70,7 +70,7 @@ _KINDS: Sequence[dict[str, Any]] = (
     {"soft_cap": 3.0},
     {"soft_cap": 1.0},
     {"num_heads": 2, "num_kv_heads": 1},
-    {"num_kv_heads": 1},
+    {"num_kv_heads": 4},
     {"head_dim": 128},
     *({"alibi_slopes": slopes} for slopes in ((0.5, 0.1, 0.01, 0.0), (0.0, 1.0, 0.3, 0.2))),
     *({"sinks": sinks} for sinks in ((3.0, -2.0, 0.0, 9.0), (0.0, 5.0, 1.0, -1.0))),

@@ -146,7 +146,6 @@ class Scene:
         self._shared: dict[int, tuple[int, int]] = {}
         """Sequences that share blocks of another: with which, and how many tokens."""
         self._results = deque[tuple[Any, Any]](maxlen=6)
-        """The last ones, and copies of them."""
         self._last_tables = np.zeros((0, 0), np.int32)
         self.cache = self._allocate(layer.device) if not first_block else self._zeros()
         self._attention = backend.bind(layer, self.cache)

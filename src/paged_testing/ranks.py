@@ -270,7 +270,8 @@ def _slow_sockets() -> Iterator[None]:
     left = [0.2] * 50
 
     def profile(_frame: object, event: str, called: Any) -> None:
-        if left and event == "c_return" and isinstance(called.__self__, socket):
+        owner = getattr(called, "__self__", None)
+        if left and event == "c_return" and isinstance(owner, socket):
             sleep(left.pop())
 
     sys.setprofile(profile)

@@ -290,15 +290,6 @@ class SpanRunner(NativeRunner):
         return super().forward(tokens, positions, attend)
 
 
-class TopBufferRunner(NativeRunner):
-    """Returns as many top logits in the same tensor."""
-
-    def top_logits(self, hidden: Tensor, k: int, /) -> tuple[Tensor, Tensor]:
-        values, tokens = super().top_logits(hidden, k)
-        kept = self.__dict__.setdefault("kept", {}).setdefault(values.shape, values.clone())
-        return kept.copy_(values), tokens
-
-
 class FirstEndRunner(NativeRunner):
     """Ends at the least of the tokens that are named."""
 
