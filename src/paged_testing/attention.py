@@ -336,7 +336,7 @@ class AttentionConformance(ComponentConformance):
             self.check_run(scene)
 
     def test_rows_may_be_strided(self) -> None:
-        """Of chunks, and of steps that decode alone."""
+        """Rows of chunks, and of steps that decode alone."""
         for scene in self.scenes([(20, 1), (3, 9), (2, 1)], 1):
             for arrange in (scene.side_by_side, scene.heads_first, scene.values_aside):
                 for members in ([0, 1], [2, 0]):

@@ -236,7 +236,7 @@ class ExecutorConformance(ComponentConformance):
                 )
 
     def test_logits_processors_are_asked_or_fail(self) -> None:
-        """What one raises, as ``int()`` does, is in ``failed``, and the other sequences go on."""
+        """An error of one, here of ``int()``, is in ``failed``, and the other sequences go on."""
         given: list[list[Any]] = [[second_token], [int], []]
         added = [
             replace(
