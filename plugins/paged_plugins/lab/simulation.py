@@ -180,7 +180,8 @@ def _first_token(new: NewSequence, index: int) -> int:
 
 def _hash(text: str) -> int:
     """37 bits."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=5).digest(), "big") >> 3
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).digest()
+    return int.from_bytes(digest, "big") >> 3
 
 
 def _logprob(token: int) -> float:
