@@ -290,12 +290,12 @@ class SpanRunner(NativeRunner):
         return super().forward(tokens, positions, attend)
 
 
-class FirstEndRunner(NativeRunner):
-    """Ends at the least of the tokens that are named."""
+class LastEndRunner(NativeRunner):
+    """Ends at the greatest of the tokens that are named."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        return frozenset({min(super().eos_token_ids)})
+        return frozenset({max(super().eos_token_ids)})
 
 
 class PlanlessRunner(NativeRunner):
