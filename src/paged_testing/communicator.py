@@ -301,7 +301,7 @@ class CommunicatorConformance(ComponentConformance):
             with self.group(3 - is_slow, _DEADLINE) as group:
                 group.start(1, calls[:1])
                 group.start(0, [("pause", 0.9 * _DEADLINE * (not is_slow), 0), calls[1]])
-                lost = self.answer(group, 1)[0]
+                lost = self.answer(group, 1, 2)[0]
                 if not is_slow:
                     self.check_lost(group, lost)
                 self.answer(group, 0, 2)
