@@ -265,6 +265,7 @@ def test_code_from_the_checkpoint_is_not_run_unasked(folder: Path) -> None:
     [
         (transformers.T5Config(d_model=16), "encoder-decoder"),
         (transformers.ViTConfig(), "not a causal language model"),
+        (transformers.AriaConfig(), "only with what it reads beside text"),
     ],
 )
 def test_other_kinds_of_model(config: Any, reason: str, tmp_path: Path) -> None:

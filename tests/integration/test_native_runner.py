@@ -248,6 +248,18 @@ def test_a_sliding_layer_has_a_window(kind: str, windows: dict[str, Any], tmp_pa
         decoder_config(Checkpoint(tmp_path, config, {}))
 
 
+def test_a_family_without_windows_may_slide_in_the_library(tmp_path: Path) -> None:
+    """As there its layers do not either, whatever is said of them."""
+    folder = tiny_models.save("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="lack sliding windows in models of this type"):
+        LLM(str(folder), runner="native")
+    with LLM(str(folder), num_blocks=8) as llm:
+        assert not isinstance(llm.engine.executor._loaded.runner, NativeRunner)  # type: ignore[attr-defined]
+
+
 def test_auto_takes_it_where_it_can_and_the_library_elsewhere(llama: Path, tmp_path: Path) -> None:
     with LLM(str(llama)) as llm:
         assert isinstance(llm.engine.executor._loaded.runner, NativeRunner)  # type: ignore[attr-defined]

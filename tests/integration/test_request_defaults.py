@@ -171,6 +171,14 @@ def test_older_models_have_them_in_their_configuration(tmp_path: Path) -> None:
         sampling_defaults(Path(folder))
 
 
+def test_tokens_beyond_the_vocabulary(tmp_path: Path) -> None:
+    """As transformers suppresses those that there are, and refuses to ban others."""
+    found = sampling_defaults(Path(model(tmp_path, suppress_tokens=[7, 10**6])))
+    assert found == {"bad_words_ids": ((7,),)}
+    with pytest.raises(CheckpointError, match=r"generation_config.json: bad_words_ids has a token"):
+        sampling_defaults(Path(model(tmp_path, bad_words_ids=[[7], [5, 10**6]])))
+
+
 def test_keys_that_are_looked_at_are_those_of_generate() -> None:
     """Every key of this version of transformers is taken, named, or known to change no result."""
     known = {*defaults_of_checkpoints._NAMES, *defaults_of_checkpoints._NEUTRAL}

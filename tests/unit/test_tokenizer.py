@@ -699,6 +699,9 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert rendered(load(folder), messages) == "one"
     assert rendered(load(folder), messages, tools=[{}]) == "two"
     assert rendered(load(folder), messages, chat_template="tool_use") == "two"
+    of_processor = save(tmp_path / "processor", byte_level())
+    (of_processor / "chat_template.json").write_text('{"chat_template": "three"}', encoding="utf-8")
+    assert rendered(load(of_processor), messages) == "three"
     (folder / "chat_template.jinja").write_text("{{ strftime_now('%Y')[0] }}!", encoding="utf-8")
     assert rendered(load(folder), messages) == "2!"
     bare = load(save(tmp_path / "bare", byte_level()))

@@ -30,7 +30,8 @@ def find_gguf(folder: Path) -> Path | None:
     Raises:
         CheckpointError: there are several.
     """
-    found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    files = (path for path in folder.glob("*.gguf") if path.is_file())
+    found = sorted(path for path in files if not path.name.startswith("mmproj"))  # of images
     if not found or any(True for pattern in _OTHERS for _ in folder.glob(pattern)):
         return None
     if len(found) > 1:

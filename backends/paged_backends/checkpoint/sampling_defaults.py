@@ -48,12 +48,14 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file cannot be read, or a value is out of range.
     """
-    path = folder / "generation_config.json"
+    path, of_model = folder / "generation_config.json", folder / "config.json"
+    config = _of_model(read_json_object(of_model)) if of_model.is_file() else {}
     if path.is_file():
         stored = read_json_object(path)
     else:
-        path = folder / "config.json"
-        stored = _of_model(read_json_object(path)) if path.is_file() else {}
+        path = of_model
+        stored = {name: value for name, value in config.items() if _USUAL.get(name) != value}
+    vocab_size = config.get("vocab_size")
     ignored = [
         name
         for name, neutral in _NEUTRAL.items()
@@ -80,6 +82,14 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
             said = str(error).replace(own, name)
             raise damaged(f"{path}: {said}; correct it, or set generation_config: none") from None
         value = getattr(checked, own)
+        if own == "bad_words_ids" and isinstance(vocab_size, int):
+            known = tuple(each for each in value if max(each) < vocab_size)
+            if name == own and known != value:
+                raise damaged(
+                    f"{path}: {name} has a token id beyond the vocabulary of {vocab_size}; correct "
+                    "it, or set generation_config: none"
+                )
+            value = known  # as transformers suppresses those that there are
         found[own] = (*found[own], *value) if own in found else value
     if found.keys() & {"top_p", "top_k", "min_p"}:
         found.setdefault("temperature", 1.0)
@@ -90,8 +100,7 @@ def _of_model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a model's configuration says, itself or in that of its text model."""
     nested = (config.get(name) for name in ("decoder", "generator", "text_config"))
     inner = next((each for each in nested if isinstance(each, Mapping)), {})
-    stored = {**inner, **{name: value for name, value in config.items() if value is not None}}
-    return {name: value for name, value in stored.items() if _USUAL.get(name) != value}
+    return {**inner, **{name: value for name, value in config.items() if value is not None}}
 
 
 def _sequences(name: str, value: list[Any], ends: object) -> list[Any]:

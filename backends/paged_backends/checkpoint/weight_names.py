@@ -6,7 +6,8 @@ Of the weights of any architecture that a model does not use, these are ignored:
   position numbers, and the scalar that stands for a mask;
 - the version number that early OPT checkpoints carry;
 - a head that is the embedding;
-- the layers that predict further tokens (``num_nextn_predict_layers``, ``mtp``).
+- the layers that predict further tokens (``num_nextn_predict_layers``, ``mtp``);
+- what reads images or sounds, if the configuration describes it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _COMPUTED = re.compile(
     r")$"
 )
 _FURTHER_TOKENS = re.compile(r"(^|\.)mtp\.")
+_NOT_TEXT = re.compile(r"^(model\.)?(vision|visual|audio|multi_modal|mm_|embed_(vision|audio))")
 _HEAD = "lm_head.weight"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|blk)\.(\d+)\.")
 
@@ -48,6 +50,7 @@ def check_unused(
     """
     num_layers = config.get("num_hidden_layers", config.get("n_layer"))
     further = config.get("num_nextn_predict_layers")
+    reads_more = not config.keys().isdisjoint(("vision_config", "audio_config"))
     first, last = (
         (num_layers, num_layers + further)
         if isinstance(num_layers, int) and isinstance(further, int)
@@ -60,6 +63,7 @@ def check_unused(
             is_computed(name)
             or _FURTHER_TOKENS.search(name)
             or (tied and name == _HEAD)
+            or (reads_more and _NOT_TEXT.match(name))
             or (layer is not None and first <= layer < last)
         )
 

@@ -22,7 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 
-from paged_backends.checkpoint.json_file import damaged, one_line, read_text
+from paged_backends.checkpoint.json_file import damaged, one_line, read_json_object, read_text
 from paged_backends.text.strict_templates import accepted
 from paged_backends.text.template_bounds import BoundedEnvironment, TemplateTooCostly
 from paged_core.errors import CheckpointError, RequestError
@@ -95,7 +95,9 @@ class ChatTemplate:
             CheckpointError: a template is not text.
         """
         sources: dict[str, str] = {}
-        listed = config.get("chat_template")
+        listed, of_processor = config.get("chat_template"), folder / "chat_template.json"
+        if listed is None and of_processor.is_file():
+            listed = read_json_object(of_processor).get("chat_template")
         if isinstance(listed, str):
             sources["default"] = listed
         elif isinstance(listed, Mapping):
@@ -218,8 +220,8 @@ class ChatTemplate:
             )
         raise RequestError(
             "the checkpoint has no chat template (neither chat_template.jinja nor an entry in "
-            "tokenizer_config.json): it was not made for conversations; send a plain prompt, or "
-            "pass a template as chat_template"
+            "tokenizer_config.json or chat_template.json): it was not made for conversations; send "
+            "a plain prompt, or pass a template as chat_template"
         )
 
 

@@ -120,7 +120,9 @@ class Metadata(TypedFields):
         """Return a whole number; in its place may be a list that gives every layer the same."""
         value = self.given(name, default)
         is_array = not _is_scalar(value) and not isinstance(value, list)
-        if is_array and len(value) and (value == value[0]).all():
+        if is_array and len(value):
+            if (value != value[0]).any():
+                raise self.wrong(name, "the same for all layers")
             value = value[0].item()
         if not is_integer(value, least, most):
             raise self.wrong(name, f"a whole number of at least {least} and at most {most}")

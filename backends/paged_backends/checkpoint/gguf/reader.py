@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
-from gguf.gguf_reader import ReaderField
+from gguf.gguf_reader import READER_SUPPORTED_VERSIONS, ReaderField
 
 from paged_backends.checkpoint.gguf.header import (
     READ,
@@ -134,6 +134,12 @@ def read_header(path: Path) -> GgufHeader:
             raise CheckpointError(
                 f"{path} is a GGUF file whose numbers are big endian, and little-endian ones are "
                 "read; convert the model again, for little-endian machines"
+            )
+        number = int.from_bytes(version, "little")
+        if len(version) == 4 and number not in READER_SUPPORTED_VERSIONS:
+            raise CheckpointError(
+                f"{path} is of version {number} of GGUF, and 2 and 3 are read; "
+                "convert the model again, with today's llama.cpp"
             )
         with np.errstate(all="ignore"):  # of sums that a damaged file makes too large
             reader = _Reader(path)

@@ -80,10 +80,12 @@ def check_layer_types(fields: ConfigFields, layers: Sequence[AttentionConfig]) -
 
     Raises:
         CheckpointError: there are not as many, or a sliding layer has no window.
-        UnsupportedModel: one is not known.
+        UnsupportedModel: one is not known, or slides in a family that has no windows.
     """
     for kind, layer in zip(_stated_types(fields, len(layers)), layers, strict=False):
         if kind == SLIDING and layer.sliding_window is None:
+            if "sliding_window" in fields.checkpoint.config.keys() - fields.checkpoint.read:
+                raise lacking(fields.checkpoint, "sliding windows in models of this type")
             windows = "there is no sliding_window, or use_sliding_window is not true"
             raise fields.wrong("layer_types", f"without {SLIDING!r}, as {windows}")
 

@@ -145,6 +145,12 @@ def _check_kind(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
             f"{kind} is an encoder-decoder model; only decoder-only models can be served"
         )
     if transformers.CONFIG_MAPPING[kind] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        if "text_config" in checkpoint.config:
+            raise UnsupportedModel(
+                f"{kind} is not a causal language model for transformers, which knows it only with "
+                "what it reads beside text; choose one that reads text alone, or save its text "
+                "model as a checkpoint of its own"
+            )
         raise UnsupportedModel(
             f"{kind} is not a causal language model for transformers (the checkpoint was saved as "
             f"{', '.join(checkpoint.architectures) or 'nothing in particular'}); choose one that "
