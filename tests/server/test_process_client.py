@@ -26,6 +26,7 @@ from paged_plugins.engine_process import client as process_client
 from paged_plugins.engine_process.client import ProcessClient
 from paged_plugins.engine_process.engine_process import EngineProcess
 from paged_plugins.engine_process.kept_pins import KeptPins
+from paged_plugins.http_client import fastest_loop
 from server.outputs import comparable, last
 
 pytestmark = pytest.mark.heavy
@@ -50,10 +51,10 @@ CASES = {
 
 
 class Loop:
-    """An event loop in a thread, in which a client lives for several tests."""
+    """An event loop in a thread, in which a client lives for several tests: that of a server."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = (fastest_loop() or asyncio.new_event_loop)()
         self._thread = Thread(target=self.loop.run_forever)
         self._thread.start()
 
@@ -77,7 +78,8 @@ def served(test: Test, **options: Any) -> Any:
         async with AsyncLLM.from_client(client) as llm:
             return await asyncio.wait_for(test(llm, client), 300)
 
-    return asyncio.run(main())
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        return runner.run(main())
 
 
 @contextmanager
@@ -162,6 +164,16 @@ def test_what_a_front_end_may_ask(shared: tuple[Loop, AsyncLLM]) -> None:
             await last(llm.generate("Hi", SamplingParams(logits_processors=[shout])))
 
     loop.run(ask())
+
+
+def test_a_request_may_be_larger_than_a_socket_holds(shared: tuple[Loop, AsyncLLM]) -> None:
+    loop, llm = shared
+
+    async def ask() -> list[RequestOutput]:
+        large = (last(llm.generate(IDS, cache_salt=f"{salt}" * (5 << 20))) for salt in range(2))
+        return await asyncio.gather(*large, last(llm.generate(IDS)))
+
+    assert len({one.outputs[0].text for one in loop.run(ask())}) == 1
 
 
 def shout(tokens: Any, logits: Any) -> Any:

@@ -67,6 +67,24 @@ def test_answers_and_ends_when_it_is_told_to() -> None:
             channel.receive_within(LONG)
 
 
+def test_event_loops_may_make_the_socket_non_blocking() -> None:
+    """As that of uvloop does with all that it watches."""
+    ours, theirs = map(Channel, socket.socketpair())
+    os.set_blocking(ours.fileno(), False)
+    os.set_blocking(theirs.fileno(), False)
+    large = os.urandom(3 << 20)
+    reader = Thread(target=lambda: [got.append(theirs.receive()[1]) for _ in range(2)])
+    got: list[bytes] = []
+    ours.send(ANSWER, large)
+    ours.send(ANSWER, b"x")
+    reader.start()
+    reader.join(LONG)
+    assert got == [large, b"x"]
+    assert ours.flush(LONG)
+    ours.close()
+    theirs.close()
+
+
 ENDINGS = {
     "exit": ("exit", 7, "ended with exit status 7"),
     "raise": ("fail", 0, "ended with exit status 1"),

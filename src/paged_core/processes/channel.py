@@ -1,7 +1,8 @@
 """Messages between a process and the one that it started, over a pair of sockets.
 
 A message is a kind (one byte), a length (eight) and so many bytes. Nothing else can reach the
-sockets, so what the bytes mean is for the two ends to say.
+sockets, so what the bytes mean is for the two ends to say. A socket may be made non-blocking by the
+event loop that watches it, so nothing here counts on its mode.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Channel:
         self._buffer = bytearray()
         self._unsent: deque[memoryview] = deque()
         self._sent = Condition()
-        self._poll = select.poll()
+        self._poll, self._room = select.poll(), select.poll()
         self._poll.register(end, select.POLLIN)
+        self._room.register(end, select.POLLOUT)
 
     # ------------------------------------------------------------------ sending
 
@@ -67,14 +69,19 @@ class Channel:
                     self._sent.notify_all()
                     return
                 message = self._unsent[0]
+            self._room.poll()
             try:
-                self._socket.sendall(message)
+                num_sent = self._socket.send(message, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
             except OSError:  # the other end is closed, which the next one to use this sees
                 with self._sent:
                     self._unsent.clear()
                     continue
             with self._sent:
                 self._unsent.popleft()
+                if num_sent < len(message):
+                    self._unsent.appendleft(message[num_sent:])
 
     def flush(self, seconds: float) -> bool:
         """Wait until the system has taken all that was sent; return whether it has."""
@@ -86,6 +93,7 @@ class Channel:
     def receive(self) -> tuple[bytes, bytes]:
         """Wait for a message; ``EOFError`` or ``OSError`` if the other end is closed."""
         while (message := self.take()) is None:
+            self._poll.poll()
             self.fill()
         return message
 
@@ -103,8 +111,11 @@ class Channel:
         return bool(self._poll.poll(max(0.0, 1000 * seconds)))
 
     def fill(self) -> None:
-        """Take in what has come, once something has."""
-        data = self._socket.recv(_CHUNK)
+        """Take in what has come; ``EOFError`` or ``OSError`` if the other end is closed."""
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
         if not data:
             raise EOFError("the other end is closed")
         self._buffer += data
