@@ -43,7 +43,10 @@ def backend() -> Any:
 
 def takes(backend: Any, text: str, **form: Any) -> bool:
     """Return whether a text has a form."""
-    matcher = backend.compile(StructuredOutputs(**form)).matcher()
+    return fits(backend.compile(StructuredOutputs(**form)).matcher(), text)
+
+
+def fits(matcher: Any, text: str) -> bool:
     try:
         for byte in text.encode():
             matcher.accept(VOCABULARY.token_bytes.index(bytes([byte])))
@@ -250,6 +253,37 @@ def test_numbers_are_within_their_bounds(backend: Any, seed: int) -> None:
                 is_below = value <= top if keys[1] == "maximum" else value < top
                 if takes(backend, text, json=schema):
                     assert is_above and is_below, (schema, text)
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", ["integer", "null"]], ids=str)
+def test_large_bounds_let_no_number_in_that_is_beyond_them(backend: Any, kind: Any) -> None:
+    random, num_taken = Random(str(kind)), 0
+    for _ in range(20):
+        low = random.choice([-1, 1]) * (1 << random.randrange(53, 67)) + random.randrange(-2, 3)
+        high = low + random.choice([0, 1, 7, 1 << 12, 1 << 60])
+        bounds = {random.choice(["minimum", "exclusiveMinimum"]): low}
+        bounds |= {random.choice(["maximum", "exclusiveMaximum"]): high}
+        least, most = low + ("minimum" not in bounds), high - ("maximum" not in bounds)
+        try:
+            compiled = backend.compile(StructuredOutputs(json=json.dumps({"type": kind, **bounds})))
+        except RequestError:
+            continue
+        near = (each + step for each in (low, high) for step in range(-1025, 1026, 205))
+        for number in {*range(low - 2, low + 3), *range(high - 2, high + 3), *near}:
+            for text in (f"{number}", str(Decimal(repr(float(number))).quantize(1))):
+                is_taken = fits(compiled.matcher(), text)
+                num_taken += is_taken
+                assert not is_taken or least <= int(text) <= most, (bounds, text)
+    assert num_taken > 30
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, 1234567890123456789, -(2**63), 2**64, 10**400])
+def test_numbers_that_would_be_rounded_are_refused(backend: Any, number: int) -> None:
+    parts: list[Any] = [{"const": number}, {"enum": ["x", {"a": [number]}]}]
+    for part in parts:
+        with pytest.raises(RequestError, match="would be rounded; ask for it as a string"):
+            backend.compile(StructuredOutputs(json=json.dumps({"properties": {"id": part}})))
+    assert takes(backend, f"{2**60}", json={"const": 2**60})
 
 
 @pytest.mark.parametrize("in_call", [False, True], ids=["form", "call"])

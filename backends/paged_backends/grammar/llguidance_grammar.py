@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from math import inf, nextafter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,12 +40,17 @@ _MOST_SAID = 400
 _WHITESPACE = r"\x20?"
 """Between two parts of JSON, as in the calls that models write: none goes on with it for ever."""
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_EXACT = 1 << 53
+"""Whole numbers above it are not all floats, as which the package reads them."""
+_MOST_WHOLE = 2**63 - 1024
+"""The largest float that it takes for a whole number."""
 _MOST_OPTIONAL = 490
 """Properties of an object that may be left out, at most: any of them may come next.
 
 Each takes four items of a row of the package, which has 2,000 at most: with more, a token of an
 ambiguous grammar takes seconds.
 """
+_LARGEST = int(sys.float_info.max)
 _LEAST = 1e-6
 """Part of the numbers between two bounds that is left out where one of them would be let in."""
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -192,7 +200,47 @@ def _checked_part(part: dict[str, Any]) -> dict[str, Any]:
                 f"it is too large: an object has {number} properties that may be left out, and "
                 f"{_MOST_OPTIONAL} at most can be followed; require some, or use fewer"
             )
-    return _with_open_bounds(part)
+    _refuse_rounded([part.get("const"), part.get("enum")])
+    return _with_open_bounds(_with_exact_bounds(part))
+
+
+def _refuse_rounded(value: Any) -> None:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _refuse_rounded(each)
+    elif type(value) is int and (abs(value) > _MOST_WHOLE or int(float(value)) != value):
+        raise ValueError(f"the number {str(value)[:40]} would be rounded; ask for it as a string")
+
+
+def _with_exact_bounds(part: dict[str, Any]) -> dict[str, Any]:
+    """Move bounds inwards that the package would round, and may let a number more in."""
+    kinds = part.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    is_whole = isinstance(kinds, list) and "integer" in kinds and "number" not in kinds
+    for name in _BOUNDS:
+        bound, is_upper = part.get(name), "ax" in name
+        if type(bound) is not int or abs(bound) < _EXACT:
+            continue
+        if is_whole and name.startswith("exclusive"):
+            del part[name]
+            name, bound = name.removeprefix("exclusive").lower(), bound + (-1 if is_upper else 1)
+            given = part.get(name, bound)
+            bound = min(given, bound) if is_upper else max(given, bound)
+        if is_whole:
+            bound = min(bound, _MOST_WHOLE) if is_upper else max(bound, -_MOST_WHOLE)
+        if abs(bound) > (_MOST_WHOLE if is_whole else _LARGEST):
+            raise ValueError(f"{name} is beyond the numbers that it can bound")
+        nearest = float(bound)
+        while not _keeps(nearest, bound, is_upper=is_upper, is_whole=is_whole):
+            nearest = nextafter(nearest, -inf if is_upper else inf)
+        part[name] = int(nearest)
+    return part
+
+
+def _keeps(number: float, bound: int, *, is_upper: bool, is_whole: bool) -> bool:
+    """Return whether it keeps a bound as the package writes it: all digits, or the fewest."""
+    forms = [int(number)] if is_whole else [int(number), int(Decimal(repr(number)))]
+    return max(forms) <= bound if is_upper else min(forms) >= bound
 
 
 def _ascii_digits(found: re.Match[str]) -> str:
