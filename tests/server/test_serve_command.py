@@ -162,6 +162,7 @@ def test_settings_come_from_a_file_and_ctrl_c_ends_it(tmp_path: Path) -> None:
         (["--host", "no.such.host.invalid"], "server.host: .*is no address"),
         (["--api-key-file", "/nothing"], "server.api_key_file: cannot read /nothing"),
         (["--server.tls-certificate", "/nothing"], "server.tls_certificate"),
+        (["--server.tls-key", "/nothing"], "server.*tls_certificate"),
         (["--model", "/nothing"], "/nothing"),
         (["--server", "htpp"], "did you mean 'http'"),
         (["--replicas", "0"], "replicas.count.*--replicas"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from paged_core.plugins.component import ComponentSettings
 from paged_core.settings.types import memory_size
@@ -66,6 +66,12 @@ class HttpSettings(ComponentSettings):
         30.0, ge=0, description="seconds that running requests have to finish in after SIGTERM"
     )
     access_log: bool = Field(True, description="log a line for each request")
+
+    @model_validator(mode="after")
+    def _key_of_a_certificate(self) -> HttpSettings:
+        if self.tls_key and not self.tls_certificate:
+            raise ValueError("tls_key is the key of a certificate; set tls_certificate, too")
+        return self
 
 
 class OpenAISettings(ComponentSettings):

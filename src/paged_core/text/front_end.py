@@ -173,7 +173,7 @@ class FrontEnd:
                 self._warn_once(
                     "tools_ignored",
                     reason="the chat template does not show tools, so the model does not see them",
-                    remedy="describe them in a message, or pass a chat_template that shows them",
+                    remedy="describe them in a message, or use a chat template that shows them",
                 )
 
     def encode(

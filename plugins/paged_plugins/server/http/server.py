@@ -104,7 +104,10 @@ class HttpServer(Server):
         try:
             config.load()
         except OSError as error:  # ssl.SSLError is one
-            raise SettingsError(f"server.tls_certificate: cannot be used: {error}") from None
+            raise SettingsError(
+                f"server.tls_certificate: cannot be used: {error}; both it and the private key "
+                "must be PEM, and server.tls_key name the key unless it is in the same file"
+            ) from None
         self._state = ServerState()
         make = partial(protocol, config=config, server_state=self._state, app_state={})
         listening = self._bind()
