@@ -12,6 +12,7 @@ from paged_core import AsyncLLM, SamplingParams
 from paged_core.client.engine_client import ClientState, OutputStream
 from paged_core.text.outputs import RequestOutput
 from paged_plugins.replicas.routed_client import RoutedClient
+from server.served import run
 
 BLOCKS = 1024
 SETTINGS: dict[str, Any] = {"executor": "memory", "num_blocks": BLOCKS, "max_model_len": 8192}
@@ -47,7 +48,7 @@ def with_replicas(test: Callable[[RoutedClient], Awaitable[None]], **options: An
             await all_ready(client)
             await asyncio.wait_for(test(client), 240)
 
-    asyncio.run(main())
+    run(main())
 
 
 def ids(text: str) -> list[int]:

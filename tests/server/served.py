@@ -11,12 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Thread
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.routing import Match
@@ -24,10 +24,12 @@ from starlette.routing import Match
 from paged_core.client.in_process import InProcessClient
 from paged_core.plugins.registry import Registry
 from paged_core.settings.schema import load_settings
+from paged_plugins.http_client import fastest_loop
 from paged_plugins.server.http.endpoint import EVENTS, Endpoint
 from paged_plugins.server.http.server import HttpServer
 from paged_plugins.server.service import Service, with_served_name
 
+T = TypeVar("T")
 SECONDS = 120.0
 """Time after which a test that waits has failed; no test asserts how long anything takes."""
 LONG = {"prompt": "x", "ignore_eos": True, "max_tokens": 900, "stream": True}
@@ -41,6 +43,12 @@ SCHEMA = {
     "required": ["city", "degrees"],
     "additionalProperties": False,
 }
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in the event loop that servers have."""
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        return runner.run(main)
 
 
 class Served:
@@ -67,7 +75,7 @@ class Served:
         resolved = load_settings(registry, overrides=given, environ={})
         self._resolved = with_served_name(resolved, resolved.settings.server)  # type: ignore[attr-defined]
         self._started: Future[None] = Future()
-        self._thread = Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = Thread(target=lambda: run(self._serve()), daemon=True)
 
     def __enter__(self) -> Served:
         self._thread.start()

@@ -15,6 +15,7 @@ from paged_core.settings.schema import load_settings
 from paged_core.text.front_end import FrontEnd
 from paged_plugins.server.answer import Answer, EventStream, generations
 from paged_plugins.server.service import Service
+from server.served import run
 
 pytestmark = pytest.mark.heavy
 
@@ -114,4 +115,4 @@ def test_what_a_reader_keeps_up_with_is_written_at_once_and_the_rest_in_order() 
         assert connection.written[2:] == [b"0:[7] "]
         assert service.aborts == {}
 
-    asyncio.run(asyncio.wait_for(test(), 60))
+    run(asyncio.wait_for(test(), 60))

@@ -28,6 +28,7 @@ from paged_plugins.engine_process.engine_process import EngineProcess
 from paged_plugins.engine_process.kept_pins import KeptPins
 from paged_plugins.http_client import fastest_loop
 from server.outputs import comparable, last
+from server.served import run
 
 pytestmark = pytest.mark.heavy
 
@@ -78,8 +79,7 @@ def served(test: Test, **options: Any) -> Any:
         async with AsyncLLM.from_client(client) as llm:
             return await asyncio.wait_for(test(llm, client), 300)
 
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        return runner.run(main())
+    return run(main())
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def test_pins_whose_time_has_ended_are_not_kept_for_engines_to_come() -> None:
             now[0] += 2.0
         assert len(pins._pins) == 1, "the last one: it had time left when it was looked"
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_an_engine_that_was_not_asked_does_not_hang(
@@ -380,7 +380,7 @@ def test_one_that_is_stopped_while_it_starts_is_not_waited_for(
             await starting
         await client.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_every_wait_for_a_start_has_a_bound(
             await client.start()
         await client.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_an_engine_that_cannot_be_started_again_is_given_up(
@@ -422,6 +422,24 @@ def test_an_engine_that_cannot_be_started_again_is_given_up(
     served(test)
 
 
+def test_last_words_are_heard_though_nothing_was_read_before_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ended(process: EngineProcess, seconds: float) -> None:
+        await asyncio.sleep(0.05)
+        if process._channel is not None:
+            assert process.child.wait(120)  # type: ignore[attr-defined]
+
+    async def start() -> None:
+        client = make_client({"model": "no/such/folder"})
+        with pytest.raises(CheckpointError, match="no/such/folder"):
+            await client.start()
+        await client.close()
+
+    monkeypatch.setattr(EngineProcess, "ended", ended)
+    run(start())
+
+
 def test_what_cannot_start_says_what_it_would_say_in_this_process() -> None:
     async def start(**settings: Any) -> None:
         registry = Registry.discover()
@@ -434,7 +452,7 @@ def test_what_cannot_start_says_what_it_would_say_in_this_process() -> None:
             await client.close()
 
     with pytest.raises(CheckpointError, match="no/such/folder"):
-        asyncio.run(start(model="no/such/folder"))
+        run(start(model="no/such/folder"))
 
 
 def test_no_process_is_left_if_the_front_end_cannot_be_made(
@@ -453,7 +471,7 @@ def test_no_process_is_left_if_the_front_end_cannot_be_made(
         assert client.health().state is ClientState.FAILED
 
     before = {each.pid for each in psutil.Process().children()}
-    asyncio.run(main())
+    run(main())
     assert {each.pid for each in psutil.Process().children()} <= before
 
 

@@ -38,6 +38,7 @@ from server.replica_clients import (
     until,
     with_replicas,
 )
+from server.served import run
 from server.test_process_client import CASES, PROMPTS, Loop
 
 pytestmark = pytest.mark.heavy
@@ -236,7 +237,7 @@ def test_few_engines_start_at_once_and_closing_does_not_wait_for_the_others() ->
         with suppress(asyncio.CancelledError):
             await starting
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.usefixtures("one_core")

@@ -16,6 +16,7 @@ from paged_plugins.workloads.request import FIRST_OWN_ID, ContentIds, Part, Work
 from paged_plugins.workloads.serving import Arrivals
 from paged_plugins.workloads.spec import parse_spec
 from paged_plugins.workloads.workload import ListedWorkload
+from server.served import run
 
 pytestmark = pytest.mark.heavy
 
@@ -91,7 +92,7 @@ async def served(workload: ListedWorkload, router: str) -> Found:
 )
 def test_what_is_simulated_is_what_real_replicas_do(router: str) -> None:
     workload = in_turn()
-    real = asyncio.run(served(workload, router))
+    real = run(served(workload, router))
     assert real == simulated(workload, router)
     assert len(real) == CONVERSATIONS["requests"]
     assert {replica for replica, _ in real.values()} == set(range(NUM_REPLICAS))

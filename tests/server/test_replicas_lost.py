@@ -34,6 +34,7 @@ from server.replica_clients import (
     until,
     with_replicas,
 )
+from server.served import run
 from server.test_process_client import Loop
 
 pytestmark = pytest.mark.heavy
@@ -204,7 +205,7 @@ def test_one_is_killed_while_it_starts() -> None:
         with pytest.raises(EngineError, match="it is closed"):
             ask(client, "Hello")
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_closing_while_they_start_leaves_nothing() -> None:
@@ -217,7 +218,7 @@ def test_closing_while_they_start_leaves_nothing() -> None:
             await starting
 
     before = {each.pid for each in psutil.Process().children()}
-    asyncio.run(main())
+    run(main())
     assert {each.pid for each in psutil.Process().children()} <= before
 
 
@@ -229,7 +230,7 @@ def test_those_that_cannot_start_say_why() -> None:
         assert client.health().state is ClientState.FAILED
         await client.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_whatever_making_an_engine_raises_it_is_tried_again(
@@ -330,7 +331,7 @@ def test_draining_waits_for_engines_that_start() -> None:
             with pytest.raises(RequestError, match="nothing to drain: it was drained"):
                 await client.drain_replica(1)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_draining_that_is_given_up_gives_it_requests_again(serving: Callable[[Test], None]) -> None:

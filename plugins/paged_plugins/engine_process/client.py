@@ -150,8 +150,11 @@ class ProcessClient(StreamingClient):
             while not ready.done():
                 await process.ended(_START_LOOK_SECONDS)
                 self._end_overdue()
-                if process.has_ended and not ready.done():
-                    raise EngineError(process.how_it_ended(" while it started"))
+                if process.has_ended:
+                    how = process.how_it_ended(" while it started")
+                    if ready.done():  # its last words
+                        break
+                    raise EngineError(how)
                 if (why := process.why_not_started()) is not None:
                     raise EngineError(why)
             found: wire.Ready = ready.result()

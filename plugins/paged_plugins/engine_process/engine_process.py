@@ -102,7 +102,7 @@ class EngineProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it has ended, and all that it said was handed on."""
+        """Return whether it has ended; some of what it said may not be handed on yet."""
         return self._has_ended.is_set() or self.child.has_ended
 
     def why_not_started(self) -> str | None:
@@ -124,7 +124,8 @@ class EngineProcess:
             await asyncio.wait_for(self._has_ended.wait(), seconds)
 
     def how_it_ended(self, doing: str = "") -> str:
-        """Say how it ended, while it did what, and what to do about it."""
+        """Say how it ended, while it did what, and what to do about it; it may say so itself."""
+        self.hand_on_rest()
         if self.last_words:
             return f"the engine's process has stopped: {self.last_words}"
         how, remedy = self.child.how_it_ended()
@@ -139,13 +140,18 @@ class EngineProcess:
             f"{monotonic() - pulse.at:.0f} s {doing}, and was killed"
         )
 
-    def kill(self) -> None:
-        """End the process, take what it said until then, and close all that leads to it."""
-        self.child.kill()
+    def hand_on_rest(self) -> None:
+        """Hand on what it said until now."""
         while self._channel is not None and not self._has_ended.is_set():
             if not self._channel.has_news(0.0):
-                self._loop.remove_reader(self._channel)
-                break
+                return
             self._read()
+
+    def kill(self) -> None:
+        """End the process, hand on what it said until then, and close all that leads to it."""
+        self.child.kill()
+        self.hand_on_rest()
+        if self._channel is not None and not self._has_ended.is_set():
+            self._loop.remove_reader(self._channel)
         self._has_ended.set()
         self.child.close()
