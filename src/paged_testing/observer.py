@@ -281,7 +281,7 @@ class ObserverConformance(ComponentConformance):
             serve(engine, Workload(((0, asked),)))
             whole = observer.report(0)
             for key, reader in readers.items():
-                reader.hear(observer.report(reader.since), whole, key)
+                reader.hear(observer.report(reader.since), _followed(observer, key), key)
         keys = [key for key in ("cursor", "next") if key in readers] or [*readers]
         reader = min((readers[key] for key in keys), key=lambda each: each.sizes[-1])
         if reader.sizes[-1] >= _size(whole):
@@ -409,6 +409,8 @@ def _counts(place: str, value: object) -> Iterator[tuple[str, object]]:
         yield place, value
 
 
+_MOST_PAGES = 256
+"""Reports, each of which goes on with the one before it."""
 _UNKNOWN = 2**62
 """Number that no report names, nor less than none."""
 
@@ -445,6 +447,22 @@ def _size(value: object) -> int:
     return sum(map(_size, value)) if isinstance(value, list) else 1
 
 
+def _followed(observer: SupportsReport, key: str) -> dict[str, Any]:
+    """Return what a reader hears at once: a report since the beginning, and those that follow it
+    where each is cut."""
+    report = observer.report(0)
+    whole = {name: [*each] if isinstance(each, list) else each for name, each in report.items()}
+    for _ in range(_MOST_PAGES):
+        report = observer.report(report[key])
+        lists = {name: each for name, each in report.items() if isinstance(each, list)}
+        more = {n: [e for e in each if e not in whole.get(n, ())] for n, each in lists.items()}
+        if not any(more.values()):
+            break
+        for name, entries in more.items():
+            whole.setdefault(name, []).extend(entries)
+    return whole
+
+
 class _Reader:
     """One who asks for reports, each with the number that the one before it named."""
 
@@ -459,7 +477,7 @@ class _Reader:
         """Entries that it heard and should not have, or should have heard."""
 
     def hear(self, report: Mapping[str, Any], whole: Mapping[str, Any], key: str) -> None:
-        """Take a report, and what one since the beginning is now."""
+        """Take a report, and what one since the beginning is now, with those that follow it."""
         since, self.since = self.since, report[key]
         self.sizes.append(_size(report))
         if self.logs is None:

@@ -56,7 +56,7 @@ def written_requests() -> list[Request]:
 
 _EXTREMES: Mapping[str, Sequence[Any]] = {
     "id": ("\N{SNOWMAN}", "\0"),
-    "priority": (-MOST, MOST, 10_000, -10_000, -1),
+    "priority": (-MOST, MOST, MOST >> 1, 10_000, -10_000, -1),
     "deadline": (-1e18, 0.0, 1e300),
     "arrival": (-1e9, 1e9),
     "tenant": ("\N{SNOWMAN}", "x" * 5000, "\0"),

@@ -128,6 +128,27 @@ class OrderlyRouter(FaultyRouter):
             raise ValueError(request.id)
 
 
+class OwingRouter(FaultyRouter):
+    """Keeps by its id alone what a request took, which two replicas may have."""
+
+    def joined(self, replica: int, num_blocks: int, /) -> None:
+        self.kept[replica] = 0
+
+    def left(self, replica: int, /) -> None:
+        del self.kept[replica]
+
+    def choose(self, request: Request, session: str, replicas: Mapping[int, ReplicaLoad]) -> int:
+        chosen = min(replicas, key=lambda each: (self.kept[each], replicas[each].num_routed))
+        self.kept[request.id] = len(request.prompt)
+        self.kept[chosen] += self.kept[request.id]
+        return chosen
+
+    def finished(self, request: Request, replica: int, /) -> None:
+        took = self.kept.pop(request.id, 0)
+        if replica in self.kept:
+            self.kept[replica] -= took
+
+
 class RereadingRouter(FaultyRouter):
     """Goes over changes twice, of which it finds none the second time; knows the first key."""
 
@@ -356,6 +377,7 @@ _WRONG: dict[str, Callable[[FaultyRouter, Request, str, Mapping[int, Any]], Any]
 }
 _CLASSES = (
     OrderlyRouter,
+    OwingRouter,
     JoinedRouter,
     LoyalRouter,
     CountingRouter,

@@ -120,6 +120,32 @@ class RouterConformance(Repeats):
         scene.route_all(islice(requests, 210))
         self.check_shares(scene, [*range(6), 7], 210, num_idle=num_live)
 
+    @pytest.mark.parametrize("past", ["held", "served again", "back before the end"])
+    def test_uses_every_replica_alike_once_all_has_ended(self, past: str) -> None:
+        """Requests had prompts that a replica held, were routed anew after it had left, or end
+        after it is back."""
+        scene = self.scene(3, 100)
+        for number in range(4):
+            request = make_request(number, range(1000 * number, 1000 * number + 400))
+            if past == "held" and scene.is_told:
+                scene.change(2, ("stored", content_digests(request.prompt, BLOCK_SIZE)))
+            chosen = scene.route(request, "")
+            if past != "held":
+                scene.leave(chosen)
+            if past == "served again":
+                scene.route(request, "")
+                scene.end_oldest()
+                scene.end_oldest()
+            if past != "held":
+                scene.join(chosen)
+            scene.end_all()
+        scene.settle()
+        scene.counts.clear()
+        for request, session in islice(unrelated_requests(), 300):
+            scene.route(request, session)
+            scene.end_all()
+        self.check_shares(scene, range(3), 300)
+
     def check_shares(
         self, scene: Scene, numbers: Collection[int], num_requests: int, num_idle: int = 0
     ) -> None:
@@ -144,22 +170,12 @@ class RouterConformance(Repeats):
         )
         assert none != one or one == each, "requests without a session are routed as one session"
 
-    @pytest.mark.parametrize("is_back", [False, True])
-    def test_bounds_the_requests_of_a_replica(self, is_back: bool) -> None:
-        """Also of one that is back while what it had before has not ended."""
-        scene, requests = self.scene(2 if is_back else 8, 160), unrelated_requests()
-        if is_back:
-            scene.route_all(islice(requests, 160))
-            scene.leave(1)
-            for number in range(1, 8):
-                scene.join(number)
-            scene.route_all(islice(requests, 160))
-            scene.most_live = 0
-        scene.route_all(islice(requests, 640))
+    def test_bounds_the_requests_of_a_replica(self) -> None:
+        scene = self.scene(8, 160)
+        scene.route_all(islice(unrelated_requests(), 640))
         most = self.most_over_mean * 160 / 8 + 1  # the oldest ends after one has arrived
         assert scene.most_live <= most, (
             f"a replica has {scene.most_live} of 160 requests at once, and may have {most:.0f}"
-            f"{', where one left and is back while it had some' * is_back}"
         )
 
     @pytest.mark.parametrize("what", ["replicas", "unfinished requests"])
