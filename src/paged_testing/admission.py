@@ -204,9 +204,9 @@ class AdmissionConformance(Repeats):
                 self.test_what_it_does_not_refuse_is_served(situation)
 
     def uses(self) -> Callable[[int], object]:
-        """Requests of a tenant under each load, the first one long, some aborted, with much time
-        between uses; every other one is of a tenant that always comes back. And others, beside a
-        tenant of whom there is always one."""
+        """Requests of a tenant under each load, the first one long, some aborted, then many of no
+        tenant at once, with much time between uses; every other one is of a tenant that always
+        comes back. And others, beside a tenant of whom there is always one."""
         long = simple_request("long", 1500, 1)
         engine = self.engine(num_blocks=4, block_size=512, max_model_len=2048)
         watched, lasting = _Watched.install(engine), self.engine(num_blocks=24)
@@ -218,6 +218,7 @@ class AdmissionConformance(Repeats):
                 for at, each in enumerate(unlike([long, *written_requests()], number))
             ]
             aborts = tuple((place % 3, each.id) for place, each in enumerate(requests[::2]))
+            requests += [simple_request(f"m{number}.{place}", 3, 2) for place in range(16)]
             serve(engine, Workload(tuple((0, each) for each in requests), aborts))
             watched.decisions.clear()
             for each in (engine, lasting):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from itertools import chain, product, zip_longest
+from itertools import chain, groupby, product, zip_longest
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import ValidationError
 
@@ -213,6 +213,44 @@ class ParserCases(ComponentConformance):
                 read_together(other, answer)
             found = [read_together(made, answer) for answer in answers]
             assert found == alone, f"beside one of the options {each} it reads {found}, not {alone}"
+
+    def test_reads_the_marks_of_other_options(self) -> None:
+        """In the answers that are written, in place of its own."""
+        made, answers = self.build(), list(self.answers())
+        for table in (each["component"] for each in self.other_settings()):
+            other = self.record.load()(self.record.settings(**table))
+            changes = {getattr(self.options, name): each for name, each in table.items()}
+            changes = {
+                old: new
+                for old, new in changes.items()
+                if isinstance(old, str) and any(old in mark for mark in made.marks) and old != new
+            }
+            for answer in answers if len(changes) == 1 else ():
+                ((old, new),) = changes.items()
+                wanted = [
+                    (kind, text.replace(old, new))
+                    for kind, text in _by_kind(read_together(made, answer)[0])
+                ]
+                changed = tuple(
+                    each.replace(old, new) if isinstance(each, str) else each for each in answer
+                )
+                found = _by_kind(read_together(other, cast("Any", changed))[0])
+                assert found == wanted, (
+                    f"with the options {table} {changed} gives {found}, and with its own {answer} "
+                    f"gives the same of {old!r}: {wanted}"
+                )
+
+
+def _by_kind(pieces: Iterable[Any]) -> list[tuple[object, str]]:
+    """Return pieces with those of one kind that follow each other joined."""
+
+    def kind(piece: Any) -> object:
+        return type(piece), getattr(piece, "is_reasoning", None), getattr(piece, "name", None)
+
+    return [
+        (one, "".join(getattr(each, "text", "") for each in same))
+        for one, same in groupby(pieces, kind)
+    ]
 
 
 def read_together(made: Any, *answers: tuple[Any, str]) -> list[list[Any]]:

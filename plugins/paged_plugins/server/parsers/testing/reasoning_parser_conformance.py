@@ -194,11 +194,13 @@ class ReasoningParserConformance(ParserCases):
                 if not text.partition(mark)[0].rstrip().endswith(thoughts.rstrip()):
                     continue
                 longer = text.replace(mark, part + mark, 1)
-                found = [each.text for each in self.parsed(prompt, longer) if each.is_reasoning]
-                assert "".join(found).rstrip().endswith(part), (
-                    f"{longer!r} after {prompt!r} gives the thoughts {found}, which are to end "
-                    f"with {part!r}: a letter that ends no mark may begin one"
-                )
+                for pieces in ([longer], [*longer]):
+                    given = self.parsed(prompt, *pieces)
+                    found = "".join(each.text for each in given if each.is_reasoning).rstrip()
+                    assert found.endswith(part) and not found.endswith(mark), (
+                        f"{longer!r} after {prompt!r}, in {len(pieces)} pieces, gives the thoughts "
+                        f"{found!r}, to end with {part!r}: a letter that ends no mark may begin one"
+                    )
 
     def check_written(self) -> None:
         """Also after prompts that begin the thoughts with the mark of other options."""
