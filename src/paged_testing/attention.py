@@ -39,9 +39,9 @@ SHORT: Sequence[Chunks] = (
 )
 """At the edges of blocks."""
 
-_OF_OPTIONS: Chunks = [(300, 1), (0, 90), (37, 23), (5, 1)]
+_OF_OPTIONS: Chunks = [(300, 1), (0, 90), (37, 23), (5, 1), (0, 1)]
 """Chunks of a step that each of many options is tried with."""
-LONG: Chunks = [(700, 1), (0, 150), (130, 70), (5, 1), (255, 1), (256, 1)]
+LONG: Chunks = [(700, 1), (0, 150), (130, 70), (5, 1), (255, 1), (256, 1), (0, 1)]
 
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -165,7 +165,8 @@ class RunnerConformance(ComponentConformance):
                 )
 
     def test_reads_its_files_or_refuses_them(self) -> None:
-        """All that name an end of sequences, in a copy of the checkpoint; then some are cut off."""
+        """All that name an end of sequences, in a copy of the checkpoint; then some are cut off,
+        and weights replaced."""
         place = Path(str(self.settings.get("model", "demo")))
         place = Path(str(files("paged_backends") / "demo")) if str(place) == "demo" else place
         if not (place / "config.json").exists():
@@ -187,6 +188,22 @@ class RunnerConformance(ComponentConformance):
                 with suppress(PagedCoreError):
                     self.make(model=folder)
                 each.write_bytes(whole)
+            usual = self.logits_of(self.make(model=folder), PROMPTS[0])
+            with TemporaryDirectory() as other, suppress(PagedCoreError):
+                copytree(folder, other, dirs_exist_ok=True)
+                for each in (
+                    *Path(folder).glob("*.safetensors"),
+                    *Path(other).glob("*.safetensors"),
+                ):
+                    whole = each.read_bytes()
+                    each.unlink()  # what is mapped stays
+                    each.write_bytes(whole[: len(whole) // 2] + bytes(-(-len(whole) // 2)))
+                wanted, found = (
+                    self.logits_of(self.make(model=each), PROMPTS[0]) for each in (other, folder)
+                )
+                assert bool((found == wanted).all()) or not bool((found == usual).all()), (
+                    "a runner that is loaded after its weights were replaced has the former ones"
+                )
 
     def test_calls_attention_once_per_layer_in_order(self) -> None:
         runner = self.make()

@@ -258,7 +258,7 @@ CAUGHT_BY = dict.fromkeys(ENDLESS, "has not returned") | {
     "CountingEvictor": "no faster than the logarithm",
     "ForeseeingEvictor": "as in a live engine",
     "UnclosedObserver": "close.. leaves files open: .*unclosed.txt",
-    "WordyObserver": "grows for ever|after 160 others",
+    "WordyObserver": "grows for ever|after 160 others|not at its tokens",
     "BoundlessObserver": "characters after",
     "ReferringObserver": "an earlier report has changed",
     **dict.fromkeys(("SetObserver", "RunningObserver"), "no plain data"),
