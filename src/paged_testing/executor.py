@@ -402,7 +402,7 @@ class ExecutorConformance(ComponentConformance):
                         capacities.append(executor.start() if number else engine.capacity)
                         batch, added = [(150 * number, 16)], many[number]
                         sampled.append(run(executor, 2 * number, batch, added=added).token_ids)
-                        executor.submit(step_input(2 * number + 1, []))  # which nobody collects
+                        executor.submit(step_input(2 * number + 1, []))  # and not collected
                         held.append(allocated())
                 del engine
                 held.append(allocated())

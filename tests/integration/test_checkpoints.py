@@ -26,7 +26,7 @@ from integration import tiny_models
 from integration.step_driver import load_runner, settings
 from paged_backends.checkpoint.config_fields import choose_dtype
 from paged_backends.checkpoint.folder import Checkpoint, resolve_checkpoint
-from paged_core import LLM
+from paged_core import LLM, SamplingParams
 from paged_core.errors import CheckpointError, PagedCoreError, SettingsError, UnsupportedModel
 from paged_plugins.bench.measurement import peak_memory, reset_peak
 
@@ -344,3 +344,31 @@ def test_loading_is_silent_and_leaves_the_library_as_it_was(
     load_runner(folder)
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("chunk", [8192, 16])
+def test_what_reads_images_is_left_aside(chunk: int, tmp_path: Path) -> None:
+    """The text model is served, or refused by what it is, and not by weights that it has beside."""
+    text = tiny_models.FAMILIES["qwen3_moe"]().to_dict()
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    small = {name: text[name] for name in (*names, "num_hidden_layers", "max_position_embeddings")}
+    small |= {"intermediate_size": 96, "intermediate_size_mlp": 96, "num_local_experts": 2}
+    widths = dict.fromkeys(("hidden_size", "vision_output_dim", "projector_input_dim"), 32)
+    sees = {**widths, "intermediate_size": 128, "projector_output_dim": 32, "num_hidden_layers": 1}
+    sees |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    small |= {"pad_token_id": 0, "attention_chunk_size": chunk, "initializer_range": 0.1}
+    config = transformers.Llama4Config(text_config=small, vision_config=sees)
+    model: Any = transformers.Llama4ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    assert any("vision_model" in name for name in model.state_dict())
+    if chunk == 16:
+        with pytest.raises(UnsupportedModel, match="chunked or two-way attention"):
+            load_runner(tmp_path)
+        return
+    prompt = list(range(3, 43))
+    with LLM(str(tmp_path), num_blocks=16, dtype="float32") as llm:
+        (output,) = llm.generate(
+            {"prompt_token_ids": prompt}, SamplingParams(max_tokens=6, temperature=0)
+        )
+    expected = model.eval().generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)
+    assert list(output.outputs[0].token_ids) == expected[0, len(prompt) :].tolist()

@@ -44,13 +44,14 @@ _EXACT = 1 << 53
 """Whole numbers above it are not all floats, as which the package reads them."""
 _MOST_WHOLE = 2**63 - 1024
 """The largest float that it takes for a whole number."""
+_MOST = int(sys.float_info.max)
+"""The largest float."""
 _MOST_OPTIONAL = 490
 """Properties of an object that may be left out, at most: any of them may come next.
 
 Each takes four items of a row of the package, which has 2,000 at most: with more, a token of an
 ambiguous grammar takes seconds.
 """
-_LARGEST = int(sys.float_info.max)
 _LEAST = 1e-6
 """Part of the numbers between two bounds that is left out where one of them would be let in."""
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -217,8 +218,9 @@ def _with_exact_bounds(part: dict[str, Any]) -> dict[str, Any]:
     kinds = part.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     is_whole = isinstance(kinds, list) and "integer" in kinds and "number" not in kinds
+    most = _MOST_WHOLE if is_whole else _MOST
     for name in _BOUNDS:
-        bound, is_upper = part.get(name), "ax" in name
+        bound, is_upper = part.get(name), name.lower().endswith("maximum")
         if type(bound) is not int or abs(bound) < _EXACT:
             continue
         if is_whole and name.startswith("exclusive"):
@@ -226,9 +228,8 @@ def _with_exact_bounds(part: dict[str, Any]) -> dict[str, Any]:
             name, bound = name.removeprefix("exclusive").lower(), bound + (-1 if is_upper else 1)
             given = part.get(name, bound)
             bound = min(given, bound) if is_upper else max(given, bound)
-        if is_whole:
-            bound = min(bound, _MOST_WHOLE) if is_upper else max(bound, -_MOST_WHOLE)
-        if abs(bound) > (_MOST_WHOLE if is_whole else _LARGEST):
+        bound = min(bound, most) if is_upper else max(bound, -most)
+        if abs(bound) > most:
             raise ValueError(f"{name} is beyond the numbers that it can bound")
         nearest = float(bound)
         while not _keeps(nearest, bound, is_upper=is_upper, is_whole=is_whole):

@@ -32,6 +32,7 @@ from paged_plugins.lab.runs.run_record import (
     ended_record,
     refused_records,
 )
+from paged_plugins.lab.runs.run_workload import derived_seed
 from paged_plugins.lab.runs.shadows import Baseline, DecisionWatch
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork
@@ -40,7 +41,6 @@ from paged_plugins.routing.checked_router import CheckedRouter
 from paged_plugins.routing.load_book import LoadBook, RoutedRequest
 from paged_plugins.routing.observer_files import with_own_files
 from paged_plugins.routing.router import BlockChange, RouterContext
-from paged_plugins.seeds import derived_seed
 from paged_plugins.workloads.serving import Arrival, Arrivals, Refusal, deciding_sequence
 from paged_plugins.workloads.workload import Workload
 

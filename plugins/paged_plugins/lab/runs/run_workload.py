@@ -6,6 +6,7 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from paged_core.cache.kv_cache import KVCache
 from paged_core.engine.clock import Clock
@@ -34,7 +35,6 @@ from paged_plugins.lab.runs.shadows import Baseline, DecisionWatch
 from paged_plugins.lab.runs.time_histogram import TokenGaps
 from paged_plugins.lab.runs.work_count import CountsWork, WatchedExecutor
 from paged_plugins.lab.settings import SIMULATED
-from paged_plugins.seeds import derived_seed
 from paged_plugins.workloads.rehearsal import Admissions, RehearsedOracle
 from paged_plugins.workloads.request import WorkloadRequest
 from paged_plugins.workloads.serving import (
@@ -369,6 +369,15 @@ class ClosedLoop(RecordedLoop, ABC):
         super().ended(group, arrival)
         if (request := self.next_request(self._clock() - self.start)) is not None:
             self.arrivals.add(request)
+
+
+def derived_seed(seed: int, part: str, number: int) -> int:
+    """Return the seed of one of several parts: ``seed`` itself of number 0, others of 63 bits.
+
+    Args:
+        part: sets parts of one kind apart from others.
+    """
+    return Random(f"{part} {number} {seed}").getrandbits(63) if number else seed
 
 
 def _warm_engine(settings: EngineSettings, registry: Registry, clock: Clock | None) -> Engine:
